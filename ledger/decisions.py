@@ -1,0 +1,249 @@
+"""Slices: a boundary to read, a decision over what it shows, one event to append."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from memoranda.ledger.authority import Action, Caller
+from memoranda.ledger.candidates import (
+    Stored,
+    conflict_tags,
+    conflicts_about,
+    conflicts_in,
+    history_of,
+    newest_of,
+    open_conflicts,
+    owner_of,
+    source_boundary,
+    users_of,
+)
+from memoranda.ledger.entries import FRESH_KEY, SPACE_KEY, Draft, Event, Selector, Store, Tag
+from memoranda.ledger.errors import Refused
+from memoranda.ledger.events import Conflict, ConflictChanged, RecordBody, RecordCommitted
+from memoranda.ledger.guards import Seen, caller_boundary
+from memoranda.ledger.personal import Record, Tombstone, claims
+from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.rules import RULES, Case, Moment, Request, operation_selector
+from memoranda.ledger.sources import subject
+
+A_co = TypeVar("A_co", covariant=True)
+
+FORGET_TAG = Tag("forget", "")
+"""Stands on every tombstone and every completion, so that pending forgets are found at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The one event of an operation, and the positions whose bodies fall with it."""
+
+    draft: Draft
+    erased: tuple[int, ...] = ()
+
+
+class Slice(Protocol, Generic[A_co]):
+    """One command: what it must see, and what follows from it."""
+
+    def boundary(self, seen: Seen) -> Iterable[Selector]:
+        """Everything the decision rests on; it may grow with what was seen."""
+        ...
+
+    def execute(self, seen: Seen) -> Decided | A_co:
+        """The event to append, or the answer that needs none."""
+        ...
+
+
+class Deciding(Store, Protocol):
+    """The store under the lock."""
+
+    def append(self, draft: Draft) -> Event:
+        """Appends one event."""
+        ...
+
+    def erase_bodies(self, positions: Iterable[int]) -> None:
+        """Removes bodies with that append."""
+        ...
+
+
+def decide(store: Deciding, slice_: Slice[A_co]) -> Event | A_co:
+    """Reads the boundary until it no longer grows, decides, and appends what was decided."""
+    seen = Seen()
+    while seen.look(store, slice_.boundary(seen)):
+        pass
+    decision = slice_.execute(seen)
+    if not isinstance(decision, Decided):
+        return decision
+    event = store.append(decision.draft)
+    store.erase_bodies(decision.erased)
+    return event
+
+
+_TOUCHES_CONFLICTS: frozenset[Action] = frozenset({"accept", "correct", "reject", "forget"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSlice:
+    """One operation on one record: folded over headers, bodies only where a rule needs content."""
+
+    request: Request
+    caller: Caller
+    space: str
+    moment: Moment
+
+    def boundary(self, seen: Seen) -> Iterator[Selector]:
+        """Caller, operation, record, sources with their users, conflicts, and for a forget all."""
+        request = self.request
+        operation = operation_selector(request.operation_id)
+        yield from caller_boundary(self.caller)
+        yield operation
+        yield newest_of(request.record_id)
+        if earlier := seen.one(operation):
+            yield from self._retry_boundary(earlier)
+            return
+        if request.change is None:
+            return
+        refs = [source.ref for source in self._case(seen).cited]
+        yield from source_boundary(refs)
+        for ref in refs:
+            yield from (owner_of(event) for event in seen.all(users_of(ref)))
+        yield from (newest_of(other_id) for other_id in request.conflicts_with)
+        if request.conflicts_with or request.change.action in _TOUCHES_CONFLICTS:
+            yield conflicts_about(request.record_id)
+        if request.change.action == "forget":
+            yield history_of(request.record_id)
+
+    def _retry_boundary(self, earlier: Event) -> Iterator[Selector]:
+        if isinstance(earlier.header, RecordCommitted):
+            yield owner_of(earlier)
+        if self.request.raw:
+            yield history_of(self.request.record_id)
+
+    def execute(self, seen: Seen) -> Decided | Receipt | Refused:
+        """The event, the receipt that a retry gets again, or the refusal that wins."""
+        case = self._case(seen)
+        for rule in RULES:
+            answer = rule(case)
+            if answer is not None:
+                return answer
+        return _decided(case)
+
+    def _case(self, seen: Seen) -> Case:
+        return Case(self.request, self.caller, self.space, seen, self.moment)
+
+
+def _decided(case: Case) -> Decided:
+    value, stored = case.value, case.stored
+    conflicts = tuple(_settled(case)) + tuple(_opened(case))
+    is_forget = isinstance(value, Tombstone)
+    falling = _falling(case) if is_forget else ()
+    header = RecordCommitted(
+        family="personal",
+        outcome="committed",
+        from_revision=stored.value.revision if stored else None,
+        to_revision=value.revision,
+        status=value.status,
+        term=case.moment.term,
+        removed_keys=tuple(dict.fromkeys(e.row.key_id for e in falling if e.row.key_id)),
+    )
+    key = case.request.key or (stored.body.key if stored else None)
+    body = RecordBody(
+        operation_id=case.request.operation_id,
+        actor=case.actor,
+        command=case.request.intent,
+        key=None if is_forget else key,
+        expected=stored.event.row.commitment.hex() if stored else None,
+        value=value.model_dump(mode="json"),
+        conflicts=conflicts,
+        opened_by_item=_opener(case),
+        earlier_rejections=_earlier_rejections(case),
+    )
+    tags = (
+        Tag("personal:op", case.request.operation_id),
+        Tag("personal:rec", value.id),
+        *(Tag("personal:src", name) for name in _moved_subjects(case)),
+        *conflict_tags(conflicts),
+        # A tombstone explains every erased body: its record's by `rec`, its conflicts' by `con`.
+        *([FORGET_TAG, Tag("personal:con", value.id)] if is_forget else []),
+    )
+    draft = Draft(header, body, tags, SPACE_KEY if is_forget else _key_of(stored))
+    return Decided(draft, tuple(event.position for event in falling))
+
+
+def _key_of(stored: Stored | None) -> str:
+    """A record keeps one data key until it is forgotten; a revived one gets another."""
+    if stored is None or isinstance(stored.value, Tombstone):
+        return FRESH_KEY
+    assert stored.event.row.key_id is not None, "a live record's body has a key"
+    return stored.event.row.key_id
+
+
+def _falling(case: Case) -> list[Event]:
+    """Everything a forget takes: bodies under the record's keys and those of its conflicts."""
+    record_id = case.request.record_id
+    events = [
+        *case.seen.all(history_of(record_id)),
+        *(
+            event
+            for event in case.seen.all(conflicts_about(record_id))
+            if isinstance(event.header, ConflictChanged)
+        ),
+    ]
+    return [event for event in events if event.row.key_id not in {None, SPACE_KEY}]
+
+
+def _opener(case: Case) -> str | None:
+    match case.change.action:
+        case "propose":
+            return case.actor.item_id
+        case "revise":
+            return case.stored.body.opened_by_item if case.stored else None
+        case _:
+            return None
+
+
+def _earlier_rejections(case: Case) -> tuple[str, ...]:
+    """Rejected ranges that no longer fit into the value; the block itself stays (PM 1.2)."""
+    value, stored = case.value, case.stored
+    if not isinstance(value, Record) or stored is None or isinstance(stored.value, Tombstone):
+        return ()
+    kept = {rejection.ref for rejection in value.rejections}
+    return tuple(ref for ref in stored.rejected_refs if ref not in kept)
+
+
+def _moved_subjects(case: Case) -> list[str]:
+    """The messages whose ranges this operation adds, releases or blocks."""
+    before = case.stored.value if case.stored else None
+    claimed_before = set(claims(before)) if before else set()
+    blocked_before = set(before.blocked_sources) if before else set()
+    moved = claimed_before ^ set(claims(case.value))
+    moved |= set(case.value.blocked_sources) - blocked_before
+    return sorted({subject(ref) for ref in moved})
+
+
+def _settled(case: Case) -> Iterator[Conflict]:
+    """Open conflicts that end with this operation (PM 1.8).
+
+    A tombstone tells of every conflict about its record as resolved: the events that resolved
+    earlier ones are erased with it, and an erased event must not open its conflict again.
+    """
+    action, record_id = case.change.action, case.request.record_id
+    about = conflicts_in(case.seen.all(conflicts_about(record_id))).values()
+    was_candidate = case.stored is not None and case.stored.value.status == "candidate"
+    for conflict in about:
+        is_the_candidate = conflict.candidate_id == record_id and was_candidate
+        ends = action in {"correct", "reject"} and is_the_candidate and conflict.state == "open"
+        if ends or action == "forget":
+            resolution = conflict.resolution or ("corrected" if action == "correct" else "closed")
+            yield conflict.model_copy(update={"state": "resolved", "resolution": resolution})
+
+
+def _opened(case: Case) -> Iterator[Conflict]:
+    known = open_conflicts(case.seen, case.request.record_id)
+    paired = {conflict.candidate_id for conflict in known} | {c.other_id for c in known}
+    for other_id in dict.fromkeys(case.request.conflicts_with):
+        if other_id not in paired and other_id != case.request.record_id:
+            yield Conflict(
+                conflict_id=case.moment.new_id("con"),
+                candidate_id=case.request.record_id,
+                other_id=other_id,
+                state="open",
+            )

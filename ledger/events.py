@@ -1,0 +1,283 @@
+"""What the log says: one public header and one sealed body per event type, and their upcasters.
+
+Every concrete header names its stored type in `TOPIC`. A change of shape is a new number; the old
+one keeps a golden file and gets an upcaster, so that every log ever written can be read.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, NamedTuple
+
+from memoranda.ledger.errors import IntegrityFault
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+Status = Literal["candidate", "accepted", "retired", "rejected", "forgotten"]
+Tier = Literal["core", "detail"]
+Evidence = Literal["inference", "explicit"]
+Json = dict[str, JsonValue]
+
+
+class Value(BaseModel):
+    """A frozen value that knows all its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Actor(Value):
+    """Who did it, as the host vouched for it at the time."""
+
+    role: Literal["primary", "item", "client"]
+    agent_id: str
+    session_id: str
+    item_id: str | None = None
+    authorization_id: str | None = None
+    binding_id: str | None = None
+
+
+class Conflict(Value):
+    """Two records that may not both be true (PM 1.8); it changes no record."""
+
+    conflict_id: str
+    candidate_id: str
+    other_id: str
+    state: Literal["open", "resolved"]
+    resolution: (
+        Literal["keep_candidate", "keep_other", "keep_both", "corrected", "closed"] | None
+    ) = None
+
+
+# -- headers: no content, no identifier in clear, no free text, no size -------------------------
+
+
+class Header(Value):
+    """The public part of an event."""
+
+    TOPIC: ClassVar[str]
+    BODY: ClassVar[type[Value] | None] = None
+
+
+class Body(Value):
+    """The sealed part of an event."""
+
+
+class OperationBody(Body):
+    """What every operation keeps: its id, who asked, and the command as first received."""
+
+    operation_id: str
+    actor: Actor
+    command: Json
+
+
+class RecordBody(OperationBody):
+    """A record's whole new state, and what lies beside its value.
+
+    `expected` is the commitment (hex) of the body that held the expected record, `opened_by_item`
+    the item that opened the present candidate, `earlier_rejections` the rejected ranges that no
+    longer fit into the value.
+    """
+
+    key: str | None
+    expected: str | None
+    value: Json
+    conflicts: tuple[Conflict, ...] = ()
+    opened_by_item: str | None = None
+    earlier_rejections: tuple[str, ...] = ()
+
+
+class RecordCommitted(Header):
+    """A committed operation on one record: the header is its receipt (PM 1.9)."""
+
+    TOPIC: ClassVar[str] = "record.committed/1"
+    BODY: ClassVar[type[Value] | None] = RecordBody
+
+    family: Literal["personal"]
+    outcome: Literal["committed"]
+    from_revision: int | None
+    to_revision: int
+    status: Status
+    term: int
+    removed_keys: tuple[str, ...] = ()
+
+
+class ConflictBody(OperationBody):
+    """The reason stays here, under a key of its own: it may quote either side."""
+
+    conflict: Conflict
+    reason: str
+
+
+class ConflictChanged(Header):
+    """A conflict opened or resolved by an operation of its own."""
+
+    TOPIC: ClassVar[str] = "conflict.changed/1"
+    BODY: ClassVar[type[Value] | None] = ConflictBody
+
+    family: Literal["personal"]
+    state: Literal["open", "resolved"]
+    term: int
+
+
+class Message(Body):
+    """One message of a conversation, as the host persisted it (PM 4.3 and 4.6)."""
+
+    session_id: str
+    seq: int
+    role: Literal["user", "assistant", "system", "tool"]
+    text: str
+    occurred_at: str
+    origin: Literal["user", "host", "plugin"]
+    origin_id: str | None = None
+    cause: str | None = None
+    hidden: bool = False
+    generated: bool = False
+    truncated: bool = False
+
+
+class MessageCaptured(Header):
+    """A message taken into the log; `bucket` counts the messages under its key."""
+
+    TOPIC: ClassVar[str] = "message.captured/1"
+    BODY: ClassVar[type[Value] | None] = Message
+
+    bucket: int
+
+
+class MessageHidden(Header):
+    """The host hid a captured message: it supports nothing from here on."""
+
+    TOPIC: ClassVar[str] = "message.hidden/1"
+
+
+class Binding(Body):
+    """Which session is the primary one."""
+
+    binding_id: str
+    session_id: str
+
+
+class BindingChanged(Header):
+    TOPIC: ClassVar[str] = "binding.changed/1"
+    BODY: ClassVar[type[Value] | None] = Binding
+
+
+class Task(Body):
+    """A background item as it stands; `captured_ref` is the message that asked for it."""
+
+    item_id: str
+    requirement_revision: int
+    captured_ref: str | None
+    stopped: bool = False
+
+
+class TaskChanged(Header):
+    TOPIC: ClassVar[str] = "task.changed/1"
+    BODY: ClassVar[type[Value] | None] = Task
+
+
+class Authorization(Body):
+    """Leave for one item, under one requirement, in one executor session (PM 2.2)."""
+
+    authorization_id: str
+    item_id: str
+    requirement_revision: int
+    executor_session_id: str
+    guard_capable: bool
+    revoked: bool = False
+
+
+class AuthorizationChanged(Header):
+    TOPIC: ClassVar[str] = "authorization.changed/1"
+    BODY: ClassVar[type[Value] | None] = Authorization
+
+
+class SpaceCreated(Header):
+    """The first event of every space; `normalization` is the version of PM 1.3."""
+
+    TOPIC: ClassVar[str] = "space.created/1"
+
+    normalization: int
+
+
+class KeysRotated(Header):
+    """A new key epoch is in force and the wrapping key of the one before is destroyed."""
+
+    TOPIC: ClassVar[str] = "keys.rotated/1"
+
+    key_epoch: int
+
+
+class ForgetCompleted(Header):
+    """The keys and bodies of every forget up to a position are gone."""
+
+    TOPIC: ClassVar[str] = "forget.completed/1"
+
+    through: int
+
+
+SHAPES: Mapping[str, type[Header]] = {
+    shape.TOPIC: shape
+    for shape in (
+        RecordCommitted,
+        ConflictChanged,
+        MessageCaptured,
+        MessageHidden,
+        BindingChanged,
+        TaskChanged,
+        AuthorizationChanged,
+        SpaceCreated,
+        KeysRotated,
+        ForgetCompleted,
+    )
+}
+
+
+class Upcaster(NamedTuple):
+    """How the JSON of an old shape becomes that of the next number."""
+
+    becomes: str
+    header: Callable[[Json], Json]
+    body: Callable[[Json], Json]
+
+
+UPCASTERS: dict[str, Upcaster] = {}
+
+
+def stored_types(shape: type[Header]) -> tuple[str, ...]:
+    """Every type under which events of this shape may lie in a log, the current one first."""
+    older = (old for old, upcaster in UPCASTERS.items() if _current(upcaster.becomes) is shape)
+    return (shape.TOPIC, *older)
+
+
+def read_header(event_type: str, raw: bytes) -> Header:
+    """The header in its current shape; raises IntegrityFault for what no version ever wrote."""
+    try:
+        if event_type in SHAPES:
+            return SHAPES[event_type].model_validate_json(raw)
+        data = json.loads(raw)
+        while event_type not in SHAPES:
+            event_type, data = UPCASTERS[event_type].becomes, UPCASTERS[event_type].header(data)
+        return SHAPES[event_type].model_validate(data)
+    except (KeyError, ValueError) as error:
+        raise IntegrityFault(f"a header of type {event_type} has no known shape") from error
+
+
+def read_body(event_type: str, raw: bytes) -> Value:
+    """The body in its current shape; raises IntegrityFault like `read_header`."""
+    try:
+        if event_type not in SHAPES:
+            data = json.loads(raw)
+            while event_type not in SHAPES:
+                event_type, data = UPCASTERS[event_type].becomes, UPCASTERS[event_type].body(data)
+            raw = json.dumps(data).encode()
+        shape = SHAPES[event_type].BODY
+        if shape is None:
+            raise IntegrityFault(f"an event of type {event_type} has no body")
+        return shape.model_validate_json(raw)
+    except (KeyError, ValueError) as error:
+        raise IntegrityFault(f"a body of type {event_type} has no known shape") from error
+
+
+def _current(event_type: str) -> type[Header]:
+    while event_type not in SHAPES:
+        event_type = UPCASTERS[event_type].becomes
+    return SHAPES[event_type]

@@ -1,0 +1,286 @@
+"""The embedded host: conversations, primary binding, tasks and authorizations on the same log."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Literal, TypeVar
+
+from memoranda.ledger.commands import Time, admit, storable
+from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.events import (
+    Authorization,
+    AuthorizationChanged,
+    Binding,
+    BindingChanged,
+    Header,
+    Message,
+    MessageCaptured,
+    MessageHidden,
+    Task,
+    TaskChanged,
+    Value,
+)
+from memoranda.ledger.guards import (
+    BINDING,
+    Seen,
+    authorization_guard,
+    captured_at,
+    message_guard,
+    task_guard,
+)
+from memoranda.ledger.log import Log
+from memoranda.ledger.screening import SecretPolicy, screen
+from memoranda.ledger.sealed_store import DecidingStore
+from memoranda.ledger.sources import SEQ_MAX, MessageRef, parse_ref
+from memoranda.ledger.stamps import Stamps, moment_of, time_text
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
+
+TEXT_BYTES_MAX = 262_144
+BUCKET_MESSAGES = 64
+"""Messages of one session and day under one data key (DESIGN 5), and in one transaction."""
+
+_DAY_US = 86_400_000_000
+T = TypeVar("T", Binding, Task, Authorization)
+
+
+def _host_id(text: str) -> str:
+    if not storable(text):
+        raise PydanticCustomError("empty", "must not be empty")
+    if len(text.encode()) > 256:
+        raise PydanticCustomError("limit_exceeded", "at most 256 bytes")
+    return text
+
+
+def _text(text: str) -> str:
+    if len(storable(text).encode()) > TEXT_BYTES_MAX:
+        raise PydanticCustomError("limit_exceeded", f"at most {TEXT_BYTES_MAX} bytes")
+    return text
+
+
+def _message_ref(text: str) -> str:
+    if parse_ref(text) is None:
+        raise PydanticCustomError("source_ref", "is a canonical personal-message reference")
+    return text
+
+
+HostId = Annotated[StrictStr, AfterValidator(_host_id)]
+Sequence = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
+RequirementRevision = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class IncomingMessage(_Strict):
+    """A message as the host persisted it; `at` is that time, the clock's when it is left out."""
+
+    session: HostId
+    seq: Sequence
+    role: Literal["user", "assistant", "system", "tool"]
+    text: Annotated[StrictStr, AfterValidator(_text)]
+    at: Time | None = None
+    origin: Literal["user", "host", "plugin"] | None = None
+    origin_id: HostId | None = None
+    cause: HostId | None = None
+    hidden: StrictBool = False
+    generated: StrictBool = False
+    truncated: StrictBool = False
+
+
+class IncomingTask(_Strict):
+    """A background item; `captured_ref` names the message that asked for it."""
+
+    item_id: HostId
+    requirement_revision: RequirementRevision = 1
+    captured_ref: Annotated[StrictStr, AfterValidator(_message_ref)] | None = None
+
+
+class IncomingAuthorization(_Strict):
+    """The person's leave for one item, under one requirement, in one executor session."""
+
+    authorization_id: HostId
+    item_id: HostId
+    requirement_revision: RequirementRevision
+    executor_session_id: HostId
+    guard_capable: StrictBool = True
+
+
+class CaptureReceipt(Value):
+    """A message taken in; `replayed` when it was there already."""
+
+    ref: str
+    position: int
+    replayed: bool = False
+
+
+class Host:
+    """What the embedding host tells the ledger. The host is trusted: it vouches for identities."""
+
+    def __init__(self, log: Log, stamps: Stamps, secrets: SecretPolicy = "refuse") -> None:
+        self._log = log
+        self._stamps = stamps
+        self._secrets = secrets
+
+    # -- conversations ----------------------------------------------------------------------
+
+    def capture(
+        self, messages: Iterable[Mapping[str, object]]
+    ) -> Iterator[CaptureReceipt | Refused]:
+        """Takes messages in, in order, each with its own answer; repeating a message is harmless.
+
+        An address stands for one content: another text there is F21. A message that comes again
+        as hidden is hidden from then on. Up to 64 messages share one durable write.
+        """
+        waiting = iter(messages)
+        while batch := list(islice(waiting, BUCKET_MESSAGES)):
+            admitted = [self._admit_message(message) for message in batch]
+            try:
+                with self._log.deciding() as store:
+                    answers = [
+                        message if isinstance(message, Refused) else _capture(store, message)
+                        for message in admitted
+                    ]
+            except RefusedError as error:
+                answers = [error.refused] * len(batch)
+            yield from answers
+
+    def _admit_message(self, request: Mapping[str, object]) -> IncomingMessage | Refused:
+        message = admit(IncomingMessage, request)
+        if isinstance(message, Refused):
+            return message
+        screened = screen({"text": message.text}, self._secrets)
+        if isinstance(screened, Refused):
+            return screened
+        return message.model_copy(update=screened)
+
+    def bind_primary(self, session_id: str) -> Binding | Refused:
+        """Makes a session the primary one; the one before may only read from then on."""
+        fresh = Binding(binding_id=self._stamps.new_id("bind"), session_id=session_id)
+
+        def bound(known: Binding | None) -> Binding:
+            return known if known and known.session_id == session_id else fresh
+
+        return self._put(BINDING, BindingChanged(), Binding, bound)
+
+    # -- tasks and authorizations -----------------------------------------------------------
+
+    def open_task(self, **request: object) -> Task | Refused:
+        """Makes a background item known, or changes its requirement; fields of IncomingTask."""
+        incoming = admit(IncomingTask, request)
+        if isinstance(incoming, Refused):
+            return incoming
+        task = Task(**incoming.model_dump())
+        return self._put(task_guard(task.item_id), TaskChanged(), Task, lambda _: task)
+
+    def stop_task(self, item_id: str) -> Task | Refused:
+        """Stops an item: nothing of it commits from then on."""
+
+        def stopped(known: Task | None) -> Task | Refused:
+            if known is None:
+                return Refused(Refusal.NOT_FOUND, "item_id")
+            return known.model_copy(update={"stopped": True})
+
+        return self._put(task_guard(item_id), TaskChanged(), Task, stopped)
+
+    def authorize(self, **request: object) -> Authorization | Refused:
+        """Records the person's leave for an item; fields of IncomingAuthorization."""
+        incoming = admit(IncomingAuthorization, request)
+        if isinstance(incoming, Refused):
+            return incoming
+        leave = Authorization(**incoming.model_dump())
+        guard = authorization_guard(leave.authorization_id)
+        return self._put(guard, AuthorizationChanged(), Authorization, lambda _: leave)
+
+    def revoke(self, authorization_id: str) -> Authorization | Refused:
+        """Takes an authorization back: nothing commits under it from then on."""
+
+        def revoked(known: Authorization | None) -> Authorization | Refused:
+            if known is None:
+                return Refused(Refusal.NOT_FOUND, "authorization_id")
+            return known.model_copy(update={"revoked": True})
+
+        guard = authorization_guard(authorization_id)
+        return self._put(guard, AuthorizationChanged(), Authorization, revoked)
+
+    def _put(
+        self,
+        guard: Selector,
+        header: Header,
+        shape: type[T],
+        change: Callable[[T | None], T | Refused],
+    ) -> T | Refused:
+        """Appends a guard's next state, unless it is the present one already."""
+        try:
+            with self._log.deciding() as store:
+                newest = store.select(guard)
+                known = newest[0].body(shape) if newest else None
+                state = change(known)
+                if not isinstance(state, Refused) and state != known:
+                    store.append(Draft(header, state, (guard.tag,)))
+                return state
+        except RefusedError as error:
+            return error.refused
+
+
+def session_messages(session_id: str) -> Selector:
+    """The newest captured message of a session."""
+    return Selector(Tag("ses", session_id), (MessageCaptured,))
+
+
+def _capture(store: DecidingStore, incoming: IncomingMessage) -> CaptureReceipt | Refused:
+    ref = MessageRef(incoming.session, incoming.seq).address
+    guard, session = message_guard(ref), session_messages(incoming.session)
+    seen = Seen()
+    seen.look(store, (guard, session))
+    if seen.all(guard):
+        return _again(store, seen, incoming, ref)
+    key_id, bucket = _bucket(store, seen.one(session))
+    header = MessageCaptured(bucket=bucket)
+    body = _message(incoming, time_text(moment_of(store.now)))
+    event = store.append(Draft(header, body, (guard.tag, session.tag), key_id))
+    return CaptureReceipt(ref=ref, position=event.position)
+
+
+def _again(
+    store: DecidingStore, seen: Seen, incoming: IncomingMessage, ref: str
+) -> CaptureReceipt | Refused:
+    guard = message_guard(ref)
+    position = seen.all(guard)[0].position
+    known = captured_at(seen, ref)
+    if known is None:
+        return Refused(Refusal.SOURCE_FORGOTTEN, "seq")
+    again = _message(incoming, known.message.occurred_at)
+    if again.model_copy(update={"hidden": known.message.hidden}) != known.message:
+        return Refused(Refusal.OPERATION_CONFLICT, "seq", "another message has this address")
+    if again.hidden and not (known.message.hidden or known.is_hidden):
+        store.append(Draft(MessageHidden(), tags=(guard.tag,)))
+    return CaptureReceipt(ref=ref, position=position, replayed=True)
+
+
+def _bucket(store: DecidingStore, newest: Event | None) -> tuple[str, int]:
+    """The data key for a session's next message, and its place among those under that key."""
+    if newest is None or newest.row.key_id is None:
+        return FRESH_KEY, 1
+    assert isinstance(newest.header, MessageCaptured), "the selector asks for one shape"
+    is_same_day = newest.recorded_at // _DAY_US == store.now // _DAY_US
+    if not is_same_day or newest.header.bucket >= BUCKET_MESSAGES:
+        return FRESH_KEY, 1
+    return newest.row.key_id, newest.header.bucket + 1
+
+
+def _message(incoming: IncomingMessage, default_time: str) -> Message:
+    return Message(
+        session_id=incoming.session,
+        seq=incoming.seq,
+        role=incoming.role,
+        text=incoming.text,
+        occurred_at=incoming.at or default_time,
+        origin=incoming.origin or ("user" if incoming.role == "user" else "host"),
+        origin_id=incoming.origin_id,
+        cause=incoming.cause,
+        hidden=incoming.hidden,
+        generated=incoming.generated,
+        truncated=incoming.truncated,
+    )

@@ -1,0 +1,302 @@
+"""Data keys: minted in batches, wrapped by the key epoch's wrapping key, re-wrapped by rotation."""
+
+import base64
+import hashlib
+import hmac
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import pack
+
+from memoranda.ledger.chain import framed
+from memoranda.ledger.entries import SPACE_KEY
+from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.sealing import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    BodyKey,
+    derive,
+    unwrap,
+    wrap,
+)
+from memoranda.ledger.slots import SLOT_BYTES, KeyVault
+from memoranda.ledger.sqlite_files import connect, transaction, truncate_wal
+from memoranda.ledger.stamps import Stamps
+
+SCHEMA_NUMBER = 1
+SCHEMA = """
+CREATE TABLE keys (
+    key_id    TEXT PRIMARY KEY,
+    key_epoch INTEGER NOT NULL,
+    wrapped   BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+BATCH = 64
+"""Keys minted at once, so that a commit stays one durable write."""
+
+OPEN_KEYS_MAX = 4096
+"""Opened keys held at once, so that reading a whole log does not hold all of them."""
+
+_SECRET_ROW = "secret"  # noqa: S105  # the row's name, not a password
+_RECOVERY_ROW = "recovery"
+_RECOVERY_CODE_BYTES = 20
+_RECOVERY_CHECK_CHARACTERS = 4
+
+
+class Keyring:
+    """The keys of one space. Every writing method is called under the space lock.
+
+    A key is removed only because a forget names it: unused keys of a dead process are harmless,
+    and sweeping them would delete the live pool of another.
+    """
+
+    def __init__(self, path: Path, space: str, vault: KeyVault, stamps: Stamps) -> None:
+        self._space = space
+        self._vault = vault
+        self._stamps = stamps
+        self._connection = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
+        self._wrapping_keys: dict[int, bytes] = {}
+        self._open_keys: dict[str, BodyKey] = {}
+        self._pool: list[tuple[str, bytes]] = []
+        self._tag_key: bytes | None = None
+        self._guard = threading.RLock()
+
+    def close(self) -> None:
+        """Truncates the write-ahead log and closes; under the space lock."""
+        self.truncate()
+        self._connection.close()
+
+    def truncate(self) -> bool:
+        """Empties the write-ahead log; False while a reader holds it."""
+        return truncate_wal(self._connection)
+
+    # -- the space secret -------------------------------------------------------------------
+
+    def has_secret(self) -> bool:
+        return self._row(_SECRET_ROW) is not None
+
+    def create_secret(self) -> None:
+        """Mints the space secret; everything but the data keys follows from it."""
+        with self._writing():
+            self._insert([(_SECRET_ROW, self._stamps.entropy(KEY_BYTES))])
+
+    @property
+    def tag_key(self) -> bytes:
+        """Blinds every tag of the space; it never changes."""
+        if self._tag_key is None:
+            self._tag_key = derive(self._secret(_SECRET_ROW), "tags/v1")
+        return self._tag_key
+
+    # -- data keys --------------------------------------------------------------------------
+
+    def fresh(self) -> BodyKey:
+        """A key nobody has used, from this process's pool."""
+        if not self._pool:
+            self._pool = [
+                (self._new_key_id(), self._stamps.entropy(KEY_BYTES)) for _ in range(BATCH)
+            ]
+            with self._writing():
+                self._insert(self._pool)
+            self._stamps.step("keys:minted")
+        key = BodyKey(*self._pool.pop())
+        self._open_keys[key.key_id] = key
+        return key
+
+    def key(self, key_id: str) -> BodyKey | None:
+        """The key of that id; None when a forget has removed it."""
+        with self._guard:
+            if key_id not in self._open_keys:
+                if len(self._open_keys) >= OPEN_KEYS_MAX:
+                    self._open_keys.clear()
+                if key_id == SPACE_KEY:
+                    secret = derive(self._secret(_SECRET_ROW), "bodies/v1")
+                elif self._row(key_id) is None:
+                    return None
+                else:
+                    secret = self._secret(key_id)
+                self._open_keys[key_id] = BodyKey(key_id, secret)
+            return self._open_keys[key_id]
+
+    def drop_cached(self) -> None:
+        """Forgets every opened key; done whenever the log moved without us."""
+        with self._guard:
+            self._open_keys.clear()
+            self._wrapping_keys.clear()
+
+    def remove(self, key_ids: Iterable[str]) -> None:
+        """Removes the keys that a forget names, durably; gone ones are fine."""
+        named = [(key_id,) for key_id in key_ids]
+        with self._writing():
+            self._connection.executemany("DELETE FROM keys WHERE key_id = ?", named)
+        for (key_id,) in named:
+            self._open_keys.pop(key_id, None)
+
+    def count(self) -> int:
+        """How many keys are kept, used and unused."""
+        return int(self._connection.execute("SELECT count(*) FROM keys").fetchone()[0])
+
+    # -- key epochs -------------------------------------------------------------------------
+
+    @property
+    def key_epoch(self) -> int:
+        """The newest epoch the vault holds; read afresh, another process may have rotated."""
+        return max(self._vault.read())
+
+    def begin_epoch(self, key_epoch: int) -> None:
+        """Puts a fresh wrapping key into the epoch's slot."""
+        self._vault.write(key_epoch, self._stamps.entropy(KEY_BYTES))
+        self._stamps.step("rotate:slot-written")
+
+    def finish_rotation(self) -> None:
+        """Ends a rotation at whatever step it stopped: re-wrap, truncate, destroy the old slot.
+
+        Two valid slots mean an unfinished one. Every step may be repeated.
+        """
+        wrapping_keys = self._vault.read()
+        if len(wrapping_keys) == 1:
+            return
+        self._rewrap(wrapping_keys, max(wrapping_keys))
+        self._stamps.step("rotate:rewrapped")
+        if not self.truncate():
+            raise StorageFault("a reader holds the key file; the rotation goes on at the next call")
+        self._stamps.step("rotate:truncated")
+        self._vault.destroy(min(wrapping_keys), self._stamps.entropy(SLOT_BYTES))
+        self._stamps.step("rotate:slot-destroyed")
+
+    def _rewrap(self, wrapping_keys: dict[int, bytes], key_epoch: int) -> None:
+        with self._writing():
+            rows = self._connection.execute(
+                "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
+            ).fetchall()
+            self._connection.executemany(
+                "UPDATE keys SET key_epoch = ?, wrapped = ? WHERE key_id = ?",
+                [
+                    (
+                        key_epoch,
+                        self._wrapped(
+                            key_id,
+                            unwrap(wrapping_keys[old], wrapped, self._bound(key_id, old)),
+                            (key_epoch, wrapping_keys[key_epoch]),
+                        ),
+                        key_id,
+                    )
+                    for key_id, old, wrapped in rows
+                ],
+            )
+
+    # -- the recovery code ------------------------------------------------------------------
+
+    def new_recovery_code(self) -> str:
+        """A new code that can open recovery copies of the wrapping key; shown once, never stored.
+
+        Only a key derived from it is kept, wrapped like every other, so that copies can be
+        rewritten after each rotation without the person.
+        """
+        raw = self._stamps.entropy(_RECOVERY_CODE_BYTES)
+        text = base64.b32encode(raw).decode() + _check_characters(raw)
+        with self._writing():
+            self._connection.execute("DELETE FROM keys WHERE key_id = ?", (_RECOVERY_ROW,))
+            self._insert([(_RECOVERY_ROW, derive(raw, "recovery/v1"))])
+        return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
+
+    def is_recovery_code(self, code: str) -> bool:
+        """Whether `code` is the current recovery code of this space."""
+        raw = _read_code(code)
+        if raw is None or self._row(_RECOVERY_ROW) is None:
+            return False
+        return hmac.compare_digest(derive(raw, "recovery/v1"), self._secret(_RECOVERY_ROW))
+
+    def recovery_copy(self) -> bytes:
+        """The current wrapping key under the recovery code: what a key bundle holds."""
+        wrapping_keys = self._vault.read()
+        key_epoch = max(wrapping_keys)
+        return pack(">I", key_epoch) + wrap(
+            self._secret(_RECOVERY_ROW),
+            wrapping_keys[key_epoch],
+            self._bound(_RECOVERY_ROW, key_epoch),
+            self._stamps.entropy(NONCE_BYTES),
+        )
+
+    # -- rows -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._guard:
+            try:
+                with transaction(self._connection):
+                    yield
+            except sqlite3.Error as error:
+                raise StorageFault("the key file could not be written") from error
+
+    def _insert(self, secrets: list[tuple[str, bytes]]) -> None:
+        key_epoch = self.key_epoch
+        wrapping_key = self._wrapping_key(key_epoch)
+        self._connection.executemany(
+            "INSERT INTO keys (key_id, key_epoch, wrapped) VALUES (?, ?, ?)",
+            [
+                (key_id, key_epoch, self._wrapped(key_id, secret, (key_epoch, wrapping_key)))
+                for key_id, secret in secrets
+            ],
+        )
+
+    def _wrapped(self, key_id: str, secret: bytes, under: tuple[int, bytes]) -> bytes:
+        key_epoch, wrapping_key = under
+        nonce = self._stamps.entropy(NONCE_BYTES)
+        return wrap(wrapping_key, secret, self._bound(key_id, key_epoch), nonce)
+
+    def _secret(self, key_id: str) -> bytes:
+        row = self._row(key_id)
+        if row is not None and row[0] not in self._wrapping_keys:
+            self._wrapping_keys = self._vault.read()
+            # A rotation may have ended between the two reads; the row is read once more after it.
+            row = self._row(key_id)
+        if row is None:
+            raise IntegrityFault("a key that the space cannot do without is missing")
+        key_epoch, wrapped = row
+        return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
+
+    def _row(self, key_id: str) -> tuple[int, bytes] | None:
+        found: tuple[int, bytes] | None = self._connection.execute(
+            "SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", (key_id,)
+        ).fetchone()
+        return found
+
+    def _wrapping_key(self, key_epoch: int) -> bytes:
+        if key_epoch not in self._wrapping_keys:
+            self._wrapping_keys = self._vault.read()
+        if key_epoch not in self._wrapping_keys:
+            raise IntegrityFault("no slot holds the wrapping key of a key's epoch")
+        return self._wrapping_keys[key_epoch]
+
+    def _bound(self, key_id: str, key_epoch: int) -> bytes:
+        return b"key/v1" + framed(self._space.encode(), pack(">I", key_epoch), key_id.encode())
+
+    def _new_key_id(self) -> str:
+        return base64.urlsafe_b64encode(self._stamps.entropy(NONCE_BYTES)).decode()
+
+
+def open_recovery_copy(copy: bytes, code: str, space: str) -> tuple[int, bytes]:
+    """Key epoch and wrapping key out of a recovery copy; raises IntegrityFault for a wrong code."""
+    raw = _read_code(code)
+    if raw is None:
+        raise IntegrityFault("this is no recovery code: a character was mistyped")
+    key_epoch = int.from_bytes(copy[:4])
+    bound = b"key/v1" + framed(space.encode(), pack(">I", key_epoch), _RECOVERY_ROW.encode())
+    return key_epoch, unwrap(derive(raw, "recovery/v1"), copy[4:], bound)
+
+
+def _check_characters(raw: bytes) -> str:
+    digest = hashlib.sha256(b"recovery-check" + raw).digest()
+    return base64.b32encode(digest).decode()[:_RECOVERY_CHECK_CHARACTERS]
+
+
+def _read_code(code: str) -> bytes | None:
+    text = "".join(code.split()).replace("-", "").upper()
+    body, check = text[:-_RECOVERY_CHECK_CHARACTERS], text[-_RECOVERY_CHECK_CHARACTERS:]
+    try:
+        raw = base64.b32decode(body)
+    except ValueError:
+        return None
+    return raw if _check_characters(raw) == check else None

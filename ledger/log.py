@@ -1,0 +1,193 @@
+"""The log of one space: the port through which everything above reads, decides and appends."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from memoranda.ledger.entries import Draft, Head
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.events import KeysRotated, SpaceCreated
+from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.sealed_store import DecidingStore, SealedStore
+from memoranda.ledger.slots import SLOT_BYTES, SlotFile, sync_folder
+from memoranda.ledger.sqlite_files import SpaceLock
+from memoranda.ledger.sqlite_log import SQLiteRecorder
+from memoranda.ledger.stamps import Stamps
+
+NORMALIZATION = 1
+"""The version of the fact key's normal form (PM 1.3)."""
+
+BUSY_WAIT_S = 10.0
+_SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one space lives: its folder of data and its folder of state (DESIGN 3)."""
+
+    space: str
+    data: Path
+    state: Path
+
+    @classmethod
+    def of(cls, space: str, data: Path, state: Path) -> "Place":
+        """The place of a space below the two roots; raises RefusedError for a bad name."""
+        if not _SPACE.fullmatch(space):
+            message = "a space is 1 to 64 of A-Z a-z 0-9 _ . - and starts with a letter or digit"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "space", message))
+        return cls(space, data / space, state / space)
+
+
+class Log:
+    """One space's authoritative log with its keys.
+
+    `recovery_code` is set once, by the opening that created the space.
+    """
+
+    def __init__(self, place: Place, stamps: Stamps, *, create: bool) -> None:
+        self.space = place.space
+        self.recovery_code: str | None = None
+        self.is_closed = False
+        self._stamps = stamps
+        self._seen: tuple[int, int] | None = None
+        if not create and not (place.data / "ledger.db").exists():
+            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
+        _make_folder(place.data)
+        self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
+        with self._lock.held():
+            self._recorder = SQLiteRecorder(
+                place.data / "ledger.db", place.space, self._lock, stamps
+            )
+            try:
+                with self._recorder.reading() as snapshot:
+                    is_new = snapshot.head.position == 0
+                self._slots = SlotFile(place.state / "slots")
+                self._keyring = self._open_keys(place, is_new=is_new)
+                if is_new:
+                    self._create_space()
+                self._settle_keys()
+            except BaseException:
+                self._recorder.close()
+                raise
+
+    def close(self) -> None:
+        """Truncates the write-ahead logs and closes; safe beside other processes."""
+        self.is_closed = True
+        with self._lock.held():
+            self._recorder.close()
+            self._keyring.close()
+
+    @contextmanager
+    def deciding(self) -> Iterator[DecidingStore]:
+        """Holds the space's lock: read, decide and append as one (DESIGN 3)."""
+        with self._recorder.deciding() as transaction:
+            self._notice(transaction.head)
+            yield DecidingStore(transaction, self._keyring, self.space, self._stamps)
+            self._seen = (transaction.head.position, transaction.head.key_epoch)
+
+    @contextmanager
+    def reading(self) -> Iterator[SealedStore]:
+        """One consistent snapshot."""
+        with self._recorder.reading() as snapshot:
+            self._notice(snapshot.head)
+            yield SealedStore(snapshot, self._keyring, self.space)
+
+    def head(self) -> Head:
+        with self._recorder.reading() as snapshot:
+            return snapshot.head
+
+    def truncate(self) -> bool:
+        """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
+        with self._lock.held():
+            return self._recorder.truncate() and self._keyring.truncate()
+
+    # -- keys -------------------------------------------------------------------------------
+
+    def remove_keys(self, key_ids: tuple[str, ...]) -> None:
+        """Removes the data keys that a forget names."""
+        with self._lock.held():
+            self._keyring.remove(key_ids)
+
+    def rotate_keys(self) -> int:
+        """Puts a new wrapping key in force and destroys the old one; the new key epoch.
+
+        A crash at any step is finished by the next opening or rotation.
+        """
+        with self._lock.held():
+            self._keyring.finish_rotation()
+            self._keyring.begin_epoch(self._keyring.key_epoch + 1)
+            self._settle_keys()
+            return self._keyring.key_epoch
+
+    def new_recovery_code(self) -> str:
+        """A new recovery code; the one before opens no copy made from here on."""
+        with self._lock.held():
+            return self._keyring.new_recovery_code()
+
+    def is_recovery_code(self, code: str) -> bool:
+        """Whether `code` is the recovery code in force."""
+        return self._keyring.is_recovery_code(code)
+
+    def key_count(self) -> int:
+        """How many keys are kept, used and unused."""
+        return self._keyring.count()
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _notice(self, head: Head) -> None:
+        # What another process appended may be a forget or a rotation: keep nothing opened.
+        if self._seen != (head.position, head.key_epoch):
+            self._keyring.drop_cached()
+            self._seen = (head.position, head.key_epoch)
+
+    def _open_keys(self, place: Place, *, is_new: bool) -> Keyring:
+        path = place.data / "keys.db"
+        if is_new:
+            _make_folder(place.state)
+            self._create_slots(place.state / "slots")
+        elif not path.exists():
+            message = "the key file is missing; restore it before the ledger can be read"
+            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+        self._slots.read()
+        return Keyring(path, place.space, self._slots, self._stamps)
+
+    def _create_slots(self, path: Path) -> None:
+        # A creation that crashed half-way may have left the file without a valid slot.
+        if not path.exists():
+            self._slots.create(self._stamps.entropy(2 * SLOT_BYTES))
+        try:
+            self._slots.read()
+        except RefusedError:
+            self._slots.write(1, self._stamps.entropy(32))
+
+    def _create_space(self) -> None:
+        self._keyring.finish_rotation()
+        if not self._keyring.has_secret():
+            self._keyring.create_secret()
+        self.recovery_code = self._keyring.new_recovery_code()
+        with self.deciding() as store:
+            store.append(Draft(SpaceCreated(normalization=NORMALIZATION)))
+            store.set_key_epoch(self._keyring.key_epoch)
+
+    def _settle_keys(self) -> None:
+        """Finishes an unfinished rotation and says on the log which key epoch is in force."""
+        self._keyring.finish_rotation()
+        with self.deciding() as store:
+            key_epoch = self._keyring.key_epoch
+            if store.head.key_epoch != key_epoch:
+                store.append(Draft(KeysRotated(key_epoch=key_epoch)))
+                store.set_key_epoch(key_epoch)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise RefusedError(
+            Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")
+        ) from error

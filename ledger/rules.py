@@ -1,0 +1,394 @@
+"""The rules for one operation on one record, in the order in which refusals win (PM 2.5)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import rfc8785
+from memoranda.ledger.authority import Caller, actor_of, role_refusal
+from memoranda.ledger.candidates import (
+    Asking,
+    Stored,
+    history_of,
+    newest_of,
+    open_conflicts,
+    owner_of,
+    source_refusal,
+    stored_in,
+)
+from memoranda.ledger.commands import SourceRef
+from memoranda.ledger.entries import Selector, Tag
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import Actor, ConflictChanged, Json, RecordBody, RecordCommitted
+from memoranda.ledger.guards import Guards, Seen, captured_at, guards_of
+from memoranda.ledger.personal import (
+    AnyRecord,
+    Author,
+    Change,
+    Record,
+    Tombstone,
+    is_allowed_from,
+    source_refs,
+    successor,
+)
+from memoranda.ledger.receipts import Receipt, receipt_of
+from memoranda.ledger.sources import overlapping_any, subject
+from memoranda.ledger.stamps import moment_of, parse_time, time_text
+
+
+class Moment(NamedTuple):
+    """What a decision takes from outside: the clock reading, the term, fresh ids."""
+
+    now: int
+    term: int
+    new_id: Callable[[str], str]
+
+    @property
+    def text(self) -> str:
+        return time_text(moment_of(self.now))
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """What a raw commit brings: `expected` and `value` as sent, and as read where readable.
+
+    A fault of the value's shape waits for its turn among the refusals.
+    """
+
+    sent_expected: Json | None
+    sent_value: Json
+    expected: AnyRecord | None = None
+    value: AnyRecord | None = None
+    fault: Refused | None = None
+
+    @property
+    def is_expected_readable(self) -> bool:
+        return self.sent_expected is None or self.expected is not None
+
+    def time_given(self, ref: str) -> str | None:
+        """The time that the value claims for a source."""
+        sources = self.value.sources if isinstance(self.value, Record) else ()
+        return next((source.occurred_at for source in sources if source.ref == ref), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An operation on one record as admitted at the door; `change` is None where no row fits."""
+
+    operation_id: str
+    record_id: str
+    intent: Json
+    change: Change | None
+    key: str | None = None
+    revision: int | None = None
+    conflicts_with: tuple[str, ...] = ()
+    raw: Raw | None = None
+
+
+def operation_selector(operation_id: str) -> Selector:
+    """The terminal event of an operation."""
+    return Selector(Tag("personal:op", operation_id), (RecordCommitted, ConflictChanged))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, who makes it, and what its boundary has shown so far."""
+
+    request: Request
+    caller: Caller
+    space: str
+    seen: Seen
+    moment: Moment
+
+    @cached_property
+    def guards(self) -> Guards:
+        return guards_of(self.seen, self.caller)
+
+    @cached_property
+    def actor(self) -> Actor:
+        return actor_of(self.caller, self.guards.role, self.guards.binding)
+
+    @cached_property
+    def stored(self) -> Stored | None:
+        """The record as it stands."""
+        return stored_in(self.seen.one(newest_of(self.request.record_id)))
+
+    @property
+    def previous(self) -> AnyRecord | None:
+        """What the change starts from: the stored record, or the one a raw commit expects."""
+        if self.request.raw:
+            return self.request.raw.expected
+        return self.stored.value if self.stored else None
+
+    @cached_property
+    def change(self) -> Change:
+        """The change, with the hand edit that a person's own statement is (PM 2.2)."""
+        change = self.request.change
+        assert change is not None, "the rules have refused what is no transition"
+        if self.guards.role != "client" or change.action not in {"publish", "correct"}:
+            return change
+        edit = SourceRef(kind="user_edit", ref=self.request.operation_id)
+        sources = tuple(source for source in change.sources or () if source != edit)
+        return replace(change, evidence="explicit", sources=(*sources, edit))
+
+    @property
+    def cited(self) -> tuple[SourceRef, ...]:
+        """The sources to verify: all of them to accept, else those the change brings."""
+        if self.request.change is None:
+            return ()
+        if self.change.action == "accept" and isinstance(self.previous, Record):
+            carried = self.previous.sources
+            return tuple(SourceRef(kind=source.kind, ref=source.ref) for source in carried)
+        return self.change.sources or ()
+
+    @cached_property
+    def successor(self) -> AnyRecord | Refused:
+        """The record's next value."""
+        events = self.seen.all(history_of(self.request.record_id))
+        earlier = [stored.value for event in events if (stored := stored_in(event))]
+        author = Author(
+            self.request.record_id,
+            self.space,
+            self.actor,
+            self._occurred_at,
+            [ref for value in earlier for ref in source_refs(value)],
+        )
+        return successor(self.change, self.previous, author)
+
+    @property
+    def value(self) -> AnyRecord:
+        """The next value, once the rules have let it pass."""
+        assert not isinstance(self.successor, Refused), "the rules have refused it"
+        return self.successor
+
+    def _occurred_at(self, source: SourceRef) -> str:
+        """The persisted time of a message; for other kinds, and until F10, the clock's."""
+        given = self.request.raw.time_given(source.ref) if self.request.raw else None
+        if source.kind == "personal_message":
+            captured = captured_at(self.seen, subject(source.ref))
+            return captured.message.occurred_at if captured else given or self.moment.text
+        is_past = given is not None and parse_time(given) <= parse_time(self.moment.text)
+        return given if given is not None and is_past else self.moment.text
+
+
+Answer = Refused | Receipt | None
+
+
+def _role(case: Case) -> Answer:
+    action = case.request.change.action if case.request.change else "publish"
+    refusal = role_refusal(action, case.guards.role)
+    return Refused(refusal) if refusal else None
+
+
+def _identity(case: Case) -> Answer:
+    """The operation's first receipt, F21 or F22: an id stands for one content, for ever."""
+    earlier = case.seen.one(operation_selector(case.request.operation_id))
+    if earlier is None:
+        return None
+    if isinstance(earlier.header, ConflictChanged):
+        return Refused(Refusal.OPERATION_CONFLICT, "operation_id")
+    current = case.seen.one(owner_of(earlier))
+    assert current is not None, "a record that had an operation has a newest event"
+    assert isinstance(current.header, RecordCommitted), "one type of event holds records"
+    superseded = Refused(Refusal.RECEIPT_SUPERSEDED, current_revision=current.header.to_revision)
+    body = earlier.body(RecordBody)
+    if body is None:
+        return superseded
+    if not _is_same_content(case, body):
+        return Refused(Refusal.OPERATION_CONFLICT, "operation_id")
+    is_current = current.position == earlier.position
+    return receipt_of(earlier, replayed=True) if is_current else superseded
+
+
+def _is_same_content(case: Case, body: RecordBody) -> bool:
+    raw = case.request.raw
+    if raw is None:
+        return body.command == case.request.intent
+    if canonical(body.value) != canonical(raw.sent_value):
+        return False
+    if body.expected is None or raw.sent_expected is None:
+        return body.expected is None and raw.sent_expected is None
+    events = case.seen.all(history_of(case.request.record_id))
+    named = (event for event in events if event.row.commitment.hex() == body.expected)
+    expected = next((event.body(RecordBody) for event in named), None)
+    return expected is not None and canonical(expected.value) == canonical(raw.sent_expected)
+
+
+def _authorization(case: Case) -> Answer:
+    refusal = case.guards.item_refusal(case.caller)
+    return Refused(refusal) if refusal else None
+
+
+def _background(case: Case) -> Answer:
+    """F3: a background item proposes, and revises what it opened, and nothing else."""
+    if case.guards.role != "item":
+        return None
+    change, stored = case.request.change, case.stored
+    status = stored.value.status if stored else None
+    is_forbidden = change is None or change.action not in {"propose", "revise"}
+    is_anothers = (
+        change is not None
+        and change.action == "revise"
+        and stored is not None
+        and stored.body.opened_by_item != case.actor.item_id
+    )
+    if is_forbidden or is_anothers or status in {"accepted", "retired"} or _asks_for_core(case):
+        return Refused(Refusal.BACKGROUND_CANDIDATE_ONLY)
+    return None
+
+
+def _asks_for_core(case: Case) -> bool:
+    value = case.request.raw.value if case.request.raw else None
+    return isinstance(value, Record) and value.tier == "core"
+
+
+def _raw_value(case: Case) -> Answer:
+    """F17 for an `expected` that is no record, F18, and F19 for a value that has no shape."""
+    raw = case.request.raw
+    if raw is None:
+        return None
+    if not raw.is_expected_readable:
+        return _conflict(case, "expected")
+    if raw.value is None:
+        return raw.fault
+    if raw.value.revision != (raw.expected.revision + 1 if raw.expected else 1):
+        return Refused(Refusal.REVISION_INVALID, "value.revision")
+    return None
+
+
+def _transition(case: Case) -> Answer:
+    """F35, F33, the revision that a tool call saw (F16, F17), then F34."""
+    request, stored = case.request, case.stored
+    status = stored.value.status if stored else None
+    if request.raw is None:
+        if stored is None and request.change and request.change.action not in _OPENS:
+            return Refused(Refusal.NOT_FOUND, "record_id")
+        if answer := _seen_revision(case):
+            return answer
+    if request.change is None:
+        return Refused(Refusal.TRANSITION_INVALID)
+    if status == "forgotten" and case.guards.role == "item":
+        return Refused(Refusal.RECORD_FORGOTTEN)
+    start = case.previous.status if case.previous else None
+    if not is_allowed_from(request.change.action, start):
+        return Refused(Refusal.TRANSITION_INVALID, current_revision=_revision(case))
+    return None
+
+
+_OPENS = frozenset({"propose", "publish"})
+
+
+def _seen_revision(case: Case) -> Answer:
+    stored, change = case.stored, case.request.change
+    if stored is None or change is None:
+        return None
+    if change.action in _OPENS:
+        is_live = stored.value.status in {"candidate", "accepted", "retired"}
+        is_changed = case.request.revision not in {None, stored.value.revision}
+        return (
+            _conflict(case, "key" if is_live else "expected_revision")
+            if (is_live or is_changed)
+            else None
+        )
+    if case.request.revision == stored.value.revision:
+        return None
+    if change.action in {"accept", "reject"}:
+        return Refused(Refusal.CANDIDATE_CHANGED, current_revision=_revision(case))
+    return _conflict(case, "expected_revision")
+
+
+def _successor(case: Case) -> Answer:
+    """F19, F20 and F32 of the value itself."""
+    if isinstance(case.successor, Refused):
+        return case.successor
+    change, raw = case.change, case.request.raw
+    if case.guards.role == "item" and change.sources is not None and len(change.sources) != 1:
+        return Refused(Refusal.VALUE_INVALID, "sources", "an item cites exactly one source")
+    for other_id in case.request.conflicts_with:
+        other = stored_in(case.seen.one(newest_of(other_id)))
+        if other is None or isinstance(other.value, Tombstone):
+            return Refused(Refusal.NOT_FOUND, "conflicts_with")
+    if raw is None or raw.value is None:
+        return None
+    return _difference(raw.value, case.successor)
+
+
+def _difference(sent: AnyRecord, built: AnyRecord) -> Refused | None:
+    if isinstance(built, Tombstone):
+        return None if sent == built else Refused(Refusal.TOMBSTONE_INVALID, "value")
+    for field in type(built).model_fields:
+        if getattr(sent, field) != getattr(built, field):
+            return Refused(Refusal.VALUE_INVALID, f"value.{field}")
+    return None
+
+
+def _sources(case: Case) -> Answer:
+    """Each cited source in turn: F13, F9, F8, F7, F10, F11, F12, F31, F15, F14, F30."""
+    carried = source_refs(case.previous) if case.change.action != "accept" else ()
+    for place, source in enumerate(case.cited):
+        refusal = _kind_refusal(case, source)
+        if refusal is None and source.ref not in carried:
+            asking = Asking(case.request.record_id, case.guards)
+            refusal = source_refusal(case.seen, source, asking, case.moment.text)
+            refusal = refusal or _rejection_refusal(case, source)
+        if refusal:
+            return Refused(refusal, f"sources.{place}")
+    return None
+
+
+def _kind_refusal(case: Case, source: SourceRef) -> Refusal | None:
+    is_candidate = case.change.action in {"propose", "revise", "accept"}
+    is_allowed = source.kind == "personal_message" or (not is_candidate and source.kind != "legacy")
+    return None if is_allowed else Refusal.SOURCE_KIND_UNSUPPORTED
+
+
+def _rejection_refusal(case: Case, source: SourceRef) -> Refusal | None:
+    if case.change.action not in {"propose", "revise"} or case.stored is None:
+        return None
+    is_rejected = overlapping_any(source.ref, case.stored.rejected_refs)
+    return Refusal.CANDIDATE_REJECTED if is_rejected else None
+
+
+def _expected(case: Case) -> Answer:
+    """F17: a raw commit names the exact previous record."""
+    raw, stored = case.request.raw, case.stored
+    if raw is None:
+        return None
+    if stored is None or raw.sent_expected is None:
+        is_met = stored is None and raw.sent_expected is None
+    else:
+        is_met = canonical(stored.body.value) == canonical(raw.sent_expected)
+    return None if is_met else _conflict(case, "expected")
+
+
+def _conflicts(case: Case) -> Answer:
+    is_open = case.change.action == "accept" and open_conflicts(case.seen, case.request.record_id)
+    return Refused(Refusal.CONFLICT_UNRESOLVED) if is_open else None
+
+
+RULES: Sequence[Callable[[Case], Answer]] = (
+    _role,
+    _identity,
+    _authorization,
+    _background,
+    _raw_value,
+    _transition,
+    _successor,
+    _sources,
+    _expected,
+    _conflicts,
+)
+
+
+def canonical(value: Json) -> bytes:
+    """RFC 8785 (PM 1.4)."""
+    return rfc8785.dumps(value)
+
+
+def _conflict(case: Case, field: str) -> Refused:
+    return Refused(Refusal.REVISION_CONFLICT, field, current_revision=_revision(case))
+
+
+def _revision(case: Case) -> int | None:
+    return case.stored.value.revision if case.stored else None

@@ -1,0 +1,139 @@
+"""The log through the keys: tags blinded, events split and sealed, bodies opened on demand."""
+
+from collections.abc import Iterable
+from struct import pack
+
+import rfc8785
+from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
+from memoranda.ledger.chain import framed
+from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
+from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.events import Header, Value, read_body, stored_types
+from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.sealing import SEAL_ENTROPY_BYTES, blind
+from memoranda.ledger.sqlite_log import SealedEvent, Snapshot, Transaction
+from memoranda.ledger.stamps import Stamps
+
+
+class SealedStore:
+    """One snapshot of the log, opened with the keys of the space."""
+
+    def __init__(self, snapshot: Snapshot, keyring: Keyring, space: str) -> None:
+        self._snapshot = snapshot
+        self._keyring = keyring
+        self.space = space
+
+    @property
+    def head(self) -> Head:
+        return self._snapshot.head
+
+    def select(self, selector: Selector, after: int = 0) -> list[Event]:
+        """The events behind a selector, in order; of the newest, `after` is not asked."""
+        tag = self.blinded(selector.tag)
+        types = [stored for shape in selector.shapes for stored in stored_types(shape)]
+        if not selector.newest:
+            rows = self._snapshot.read(DCBQuery([DCBQueryItem(types, [tag])]), after)
+        else:
+            found = (self._snapshot.latest(tag, event_type) for event_type in types)
+            rows = sorted((row for row in found if row), key=lambda row: row.position)[-1:]
+        return [self.event(row) for row in rows]
+
+    def rows(self, after: int, limit: int) -> list[Row]:
+        """The next events behind a position as stored, for audit."""
+        return self._snapshot.read(None, after, limit)
+
+    def event(self, row: Row) -> Event:
+        """A stored row as an event; raises IntegrityFault for a header no version ever wrote."""
+        return Event(row, self._open)
+
+    def page(self, after: int, limit: int) -> list[Event]:
+        """The next events behind a position, in order."""
+        return [self.event(row) for row in self.rows(after, limit)]
+
+    def at(self, position: int) -> Event | None:
+        """The event at a position."""
+        return next(iter(self.page(position - 1, 1)), None) if position > 0 else None
+
+    def blinded(self, tag: Tag) -> str:
+        """How the tag stands in the log."""
+        return tag.blind or blind(self._keyring.tag_key, tag.kind, tag.name)
+
+    def has_key(self, key_id: str) -> bool:
+        """Whether a data key is still kept."""
+        return self._keyring.key(key_id) is not None
+
+    def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
+        """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
+        return self._snapshot.tag_rows(after, through)
+
+    def stray_rows(self) -> list[tuple[str, int]]:
+        """Rows of other tables that belong to no event: (table, position), for audit."""
+        return self._snapshot.stray_rows()
+
+    def storage_faults(self) -> list[str]:
+        """What the engine itself finds wrong with the file, for audit."""
+        return self._snapshot.storage_faults()
+
+    def _open(self, row: Row) -> Value | None:
+        if row.key_id is None or row.sealed is None:
+            return None
+        key = self._keyring.key(row.key_id)
+        if key is None:
+            return None
+        try:
+            raw = key.open(body_identity(self.space, row), row.commitment, row.sealed)
+        except IntegrityFault as fault:
+            raise IntegrityFault(f"position {row.position}: {fault}") from fault
+        return read_body(row.type, raw)
+
+
+class DecidingStore(SealedStore):
+    """The deciding transaction, opened with the keys of the space."""
+
+    def __init__(
+        self, transaction: Transaction, keyring: Keyring, space: str, stamps: Stamps
+    ) -> None:
+        super().__init__(transaction, keyring, space)
+        self._transaction = transaction
+        self._stamps = stamps
+
+    @property
+    def now(self) -> int:
+        """The one clock reading of this decision, in microseconds."""
+        return self._transaction.now
+
+    def append(self, draft: Draft) -> Event:
+        """Seals and appends; durable when the deciding transaction ends."""
+        tags = [self.blinded(tag) for tag in draft.tags]
+        event = SealedEvent(draft.header.TOPIC, header_bytes(draft.header), tags)
+        if draft.body is not None:
+            is_fresh = draft.key_id == FRESH_KEY
+            key = self._keyring.fresh() if is_fresh else self._keyring.key(draft.key_id)
+            assert key is not None, "a draft names a key that exists"
+            identity = framed(
+                self.space.encode(), pack(">Q", self.head.position + 1), event.type.encode()
+            )
+            body = rfc8785.dumps(draft.body.model_dump(mode="json", exclude_defaults=True))
+            entropy = self._stamps.entropy(SEAL_ENTROPY_BYTES)
+            event.commitment, event.sealed = key.seal(identity, body, entropy)
+            event.key_id = key.key_id
+        (row,) = self._transaction.append([event])
+        return self.event(row)
+
+    def erase_bodies(self, positions: Iterable[int]) -> None:
+        """Removes the bodies at these positions, with the append of this transaction."""
+        self._transaction.erase_bodies(positions)
+
+    def set_key_epoch(self, key_epoch: int) -> None:
+        """Names the key epoch in force, for every reader to compare."""
+        self._transaction.set_key_epoch(key_epoch)
+
+
+def body_identity(space: str, row: Row) -> bytes:
+    """What a body is bound to: its space, position and type."""
+    return framed(space.encode(), pack(">Q", row.position), row.type.encode())
+
+
+def header_bytes(header: Header) -> bytes:
+    """The header as it is stored and chained."""
+    return header.model_dump_json(exclude_defaults=True).encode()

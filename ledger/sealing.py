@@ -1,0 +1,100 @@
+"""Seals: hiding commitments, sealed bodies bound to their event, blind tags.
+
+The construction is DESIGN 5. What is chained is the commitment, never the ciphertext, so a body can
+be removed without touching history.
+"""
+
+import hmac
+import zlib
+from base64 import urlsafe_b64encode
+from struct import pack, unpack
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from memoranda.ledger.chain import framed
+from memoranda.ledger.errors import IntegrityFault
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+SALT_BYTES = 32
+SEAL_ENTROPY_BYTES = SALT_BYTES + NONCE_BYTES
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""No body opens to more, so that a crafted one cannot fill the memory."""
+
+
+def derive(secret: bytes, purpose: str) -> bytes:
+    """A 32-byte key for one purpose."""
+    return HKDF(SHA256(), KEY_BYTES, None, purpose.encode()).derive(secret)
+
+
+class BodyKey:
+    """One data key, ready to seal and open bodies."""
+
+    __slots__ = ("_cipher", "key_id")
+
+    def __init__(self, key_id: str, secret: bytes) -> None:
+        self.key_id = key_id
+        self._cipher = AESGCM(derive(secret, "body/v1"))
+
+    def seal(self, identity: bytes, body: bytes, entropy: bytes) -> tuple[bytes, bytes]:
+        """The hiding commitment and the sealed body; `entropy` is SEAL_ENTROPY_BYTES, used once."""
+        salt, nonce = entropy[:SALT_BYTES], entropy[SALT_BYTES:]
+        commitment = commit(salt, identity, body)
+        packed = zlib.compress(body)
+        plain = salt + pack(">I", len(packed)) + packed
+        plain += bytes(_padded_length(len(plain)) - len(plain))
+        sealed = self._cipher.encrypt(nonce, plain, self._bound(identity, commitment))
+        return commitment, nonce + sealed
+
+    def open(self, identity: bytes, commitment: bytes, sealed: bytes) -> bytes:
+        """The body; raises IntegrityFault unless it is what was sealed for this identity."""
+        nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+        try:
+            plain = self._cipher.decrypt(nonce, rest, self._bound(identity, commitment))
+        except InvalidTag as error:
+            raise IntegrityFault("a sealed body does not open under its key") from error
+        salt, (length,) = plain[:SALT_BYTES], unpack(">I", plain[SALT_BYTES : SALT_BYTES + 4])
+        body = zlib.decompressobj().decompress(plain[SALT_BYTES + 4 :][:length], BODY_BYTES_MAX)
+        if not hmac.compare_digest(commit(salt, identity, body), commitment):
+            raise IntegrityFault("a body does not match its commitment")
+        return body
+
+    def _bound(self, identity: bytes, commitment: bytes) -> bytes:
+        return b"body/v1" + framed(identity, commitment, self.key_id.encode())
+
+
+def commit(salt: bytes, identity: bytes, body: bytes) -> bytes:
+    """A commitment that hides the body while the salt is secret, and binds it for ever."""
+    return hmac.digest(salt, b"commit/v1" + framed(identity, body), "sha256")
+
+
+def wrap(wrapping_key: bytes, secret: bytes, bound_to: bytes, nonce: bytes) -> bytes:
+    """A key wrapped under another, bound to its place."""
+    return nonce + AESGCM(wrapping_key).encrypt(nonce, secret, bound_to)
+
+
+def unwrap(wrapping_key: bytes, wrapped: bytes, bound_to: bytes) -> bytes:
+    """The key inside; raises IntegrityFault when the wrapping key or the place is another."""
+    try:
+        return AESGCM(wrapping_key).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], bound_to)
+    except InvalidTag as error:
+        raise IntegrityFault("a key does not unwrap here: foreign or damaged keys") from error
+
+
+def blind(tag_key: bytes, kind: str, name: str) -> str:
+    """A tag that can be compared by who holds the tag key, and read by nobody.
+
+    The kind stays in front: it follows from the event's type anyway.
+    """
+    digest = hmac.digest(tag_key, framed(kind.encode(), name.encode()), "sha256")[:16]
+    return f"{kind.rpartition(':')[2]}:{urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def _padded_length(length: int) -> int:
+    """Padmé: at most 12 % more, and only a few lengths are possible, so the size tells little."""
+    exponent = length.bit_length() - 1
+    low_bits = exponent - exponent.bit_length()
+    mask = (1 << low_bits) - 1
+    return (length + mask) & ~mask

@@ -1,0 +1,205 @@
+"""SQLite files as the ledger needs them: pragmas set and read back, faults named, one lock."""
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
+
+APPLICATION_ID = 0x4D656D6F
+"""`Memo`: what makes a SQLite file ours."""
+
+BUSY_TIMEOUT_MS = 5000
+
+CHECKPOINT_BYTES = 4 * 1024 * 1024
+"""How large a write-ahead log may grow before it is moved into its file."""
+
+_PRAGMAS: dict[str, str | int] = {
+    "secure_delete": 1,
+    "temp_store": 2,
+    "foreign_keys": 1,
+    "trusted_schema": 0,
+    "cell_size_check": 1,
+    "busy_timeout": BUSY_TIMEOUT_MS,
+    # Checkpoints happen under the lock, by hand: overlapping ones can lose pages before 3.51.3.
+    "wal_autocheckpoint": 0,
+}
+
+
+def connect(
+    path: Path, *, schema: str, schema_number: int, is_disposable: bool = False
+) -> sqlite3.Connection:
+    """The one writing connection of a file; creates the file and its tables when it is new.
+
+    A disposable file is flushed at checkpoints only: a power cut may take its last writes.
+    Raises RefusedError when the file is another program's, a newer version's or not writable.
+    """
+    with _opening(path):
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            if connection.execute("PRAGMA schema_version").fetchone()[0] == 0:
+                _create(connection, path, schema, schema_number)
+            _check_identity(connection, path, schema_number)
+            _set_pragmas(connection, synchronous=1 if is_disposable else 2)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
+    """A connection that cannot write, with the same pragmas."""
+    with _opening(path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            _check_identity(connection, path, schema_number)
+            _set_pragmas(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction that holds the write lock from its first statement."""
+    # A deferred BEGIN that reads first would fail as soon as another process has written.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def truncate_wal(connection: sqlite3.Connection) -> bool:
+    """Moves the write-ahead log into the file and empties it; False while a reader holds it."""
+    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+class SpaceLock:
+    """One writer at a time for a space, over threads and processes; never deleted.
+
+    A blocking `flock` keeps the queue fair, where SQLite's busy handler sleeps and starves.
+    """
+
+    def __init__(self, path: Path, wait_s: float) -> None:
+        self._path = path
+        self._wait_s = wait_s
+        self._thread_lock = threading.RLock()
+        self._depth = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the lock; raises RefusedError (busy) after the wait. Reentrant in its thread."""
+        if not self._thread_lock.acquire(timeout=self._wait_s):
+            raise RefusedError(Refused(Refusal.BUSY))
+        try:
+            if self._depth:
+                yield
+                return
+            descriptor = self._flock()
+            self._depth = 1
+            try:
+                yield
+            finally:
+                self._depth = 0
+                os.close(descriptor)
+        finally:
+            self._thread_lock.release()
+
+    def _flock(self) -> int:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._wait_for(descriptor)
+        return descriptor
+
+    def _wait_for(self, descriptor: int) -> int:
+        # flock knows no deadline, so a thread waits in our place; one that comes too late
+        # closes its descriptor, which gives the lock back.
+        acquired, abandoned, hand_over = threading.Event(), threading.Event(), threading.Lock()
+
+        def wait() -> None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with hand_over:
+                if abandoned.is_set():
+                    os.close(descriptor)
+                acquired.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        if not acquired.wait(self._wait_s):
+            with hand_over:
+                if not acquired.is_set():
+                    abandoned.set()
+                    raise RefusedError(Refused(Refusal.BUSY))
+        return descriptor
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise _named(error, path) from error
+    except OSError as error:
+        raise RefusedError(_read_only(path)) from error
+
+
+def _named(error: sqlite3.DatabaseError, path: Path) -> Exception:
+    match getattr(error, "sqlite_errorname", "").split("_")[1:2]:
+        case ["NOTADB"]:
+            return RefusedError(_not_ours(path))
+        case ["CANTOPEN" | "READONLY" | "PERM"]:
+            return RefusedError(_read_only(path))
+        case _:
+            return StorageFault(f"{path.name} could not be opened")
+
+
+def _create(connection: sqlite3.Connection, path: Path, schema: str, schema_number: int) -> None:
+    # WAL and secure_delete hold from the first page on: turned on late, they leave residue.
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.executescript(
+        f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID};"
+        f" PRAGMA user_version={schema_number}; {schema} COMMIT;"
+    )
+    path.chmod(0o600)
+
+
+def _check_identity(connection: sqlite3.Connection, path: Path, schema_number: int) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise RefusedError(_not_ours(path))
+    if connection.execute("PRAGMA user_version").fetchone()[0] > schema_number:
+        raise RefusedError(Refused(Refusal.SCHEMA_NEWER, field=path.name))
+
+
+def _set_pragmas(connection: sqlite3.Connection, synchronous: int = 2) -> None:
+    for pragma, value in {**_PRAGMAS, "synchronous": synchronous}.items():
+        connection.execute(f"PRAGMA {pragma}={value}")
+        if connection.execute(f"PRAGMA {pragma}").fetchone()[0] != value:
+            raise StorageFault(f"this SQLite does not take {pragma}={value}")
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        raise StorageFault("this SQLite or file system does not take journal_mode=WAL")
+
+
+def _not_ours(path: Path) -> Refused:
+    return Refused(
+        Refusal.SPACE_UNKNOWN, field="data", message=f"{path.name} is not a Memoranda file"
+    )
+
+
+def _read_only(path: Path) -> Refused:
+    return Refused(Refusal.READ_ONLY, field="data", message=f"{path.name} cannot be opened")

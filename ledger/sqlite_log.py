@@ -1,0 +1,410 @@
+"""The recorder on SQLite: gapless positions under one lock, opaque tags and bytes, append only."""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from eventsourcing.dcb.api import (
+    DCBAppendCondition,
+    DCBEvent,
+    DCBQuery,
+    DCBQueryItem,
+    DCBReadResponse,
+    DCBRecorder,
+    DCBSequencedEvent,
+    DCBSubscription,
+)
+from eventsourcing.dcb.popo import SimpleDCBReadResponse
+from eventsourcing.persistence import IntegrityError, ProgrammingError
+from memoranda.ledger import chain
+from memoranda.ledger.entries import Head, Row
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.sqlite_files import (
+    BUSY_TIMEOUT_MS,
+    CHECKPOINT_BYTES,
+    SpaceLock,
+    connect,
+    connect_reader,
+    truncate_wal,
+)
+from memoranda.ledger.stamps import Stamps, microseconds
+
+SCHEMA_NUMBER = 1
+SCHEMA = """
+CREATE TABLE heads (
+    space     TEXT PRIMARY KEY,
+    position  INTEGER NOT NULL,
+    chain     BLOB NOT NULL,
+    term      INTEGER NOT NULL,
+    key_epoch INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE events (
+    space       TEXT NOT NULL,
+    position    INTEGER NOT NULL,
+    type        TEXT NOT NULL,
+    recorded_at INTEGER NOT NULL,
+    header      BLOB NOT NULL,
+    tags        TEXT NOT NULL,
+    commitment  BLOB NOT NULL,
+    chain       BLOB NOT NULL,
+    PRIMARY KEY (space, position)
+) WITHOUT ROWID;
+CREATE TABLE tags (
+    space    TEXT NOT NULL,
+    tag      TEXT NOT NULL,
+    type     TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    PRIMARY KEY (space, tag, type, position)
+) WITHOUT ROWID;
+CREATE TABLE bodies (
+    space    TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    key_id   TEXT NOT NULL,
+    sealed   BLOB NOT NULL,
+    PRIMARY KEY (space, position)
+) WITHOUT ROWID;
+CREATE TRIGGER events_keep BEFORE DELETE ON events
+    BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER events_fix BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER tags_keep BEFORE DELETE ON tags
+    BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER tags_fix BEFORE UPDATE ON tags
+    BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER bodies_fix BEFORE UPDATE ON bodies
+    BEGIN SELECT RAISE(ABORT, 'bodies are only ever removed'); END;
+"""
+POLL_S = 0.02
+
+_COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment, e.chain,
+       b.key_id, b.sealed
+  FROM events e LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"""
+
+
+@dataclass
+class SealedEvent(DCBEvent):
+    """An event whose content is sealed: `data` is the public header."""
+
+    commitment: bytes = b""
+    key_id: str | None = None
+    sealed: bytes = field(default=b"", repr=False)
+
+
+class Snapshot:
+    """One consistent state of the log."""
+
+    def __init__(self, connection: sqlite3.Connection, space: str) -> None:
+        self._connection = connection
+        self._space = space
+        self.head = self._head()
+
+    def _head(self) -> Head:
+        row = self._connection.execute(
+            "SELECT h.position, h.chain, h.term, h.key_epoch, coalesce(e.recorded_at, 0)"
+            " FROM heads h LEFT JOIN events e ON e.space = h.space AND e.position = h.position"
+            " WHERE h.space = ?",
+            (self._space,),
+        ).fetchone()
+        return Head(*row) if row else Head(0, chain.origin(self._space), 0, 0, 0)
+
+    def latest(self, tag: str, event_type: str) -> Row | None:
+        """The newest event of one type under a tag; its cost does not grow with the others."""
+        row = self._connection.execute(
+            f"SELECT {_COLUMNS} WHERE e.space = ?1 AND e.position ="
+            " (SELECT max(position) FROM tags WHERE space = ?1 AND tag = ?2 AND type = ?3)",
+            (self._space, tag, event_type),
+        ).fetchone()
+        return _row(row) if row else None
+
+    def read(
+        self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
+    ) -> list[Row]:
+        """Events behind a position in order; those that match any item, or all without items."""
+        where, values = "", []
+        if query is not None and query.items:
+            parts = [self._positions(item) for item in query.items]
+            where = f" AND e.position IN ({' UNION '.join(sql for sql, _ in parts)})"
+            values = [value for _, item_values in parts for value in item_values]
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position > ?{where}"
+            " ORDER BY e.position LIMIT ?",
+            (self._space, after, *values, -1 if limit is None else limit),
+        )
+        return [_row(row) for row in rows]
+
+    def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
+        """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
+        rows = self._connection.execute(
+            "SELECT position, tag, type FROM tags"
+            " WHERE space = ? AND position > ? AND position <= ?",
+            (self._space, after, through),
+        )
+        return set(rows)
+
+    def stray_rows(self) -> list[tuple[str, int]]:
+        """Rows that belong to no event: (table, position), for audit."""
+        return [
+            (table, position)
+            for table in ("tags", "bodies")
+            for (position,) in self._connection.execute(
+                f"SELECT DISTINCT position FROM {table} t WHERE NOT EXISTS (SELECT 1 FROM events e"
+                " WHERE e.space = t.space AND e.position = t.position)"
+            )
+        ]
+
+    def storage_faults(self) -> list[str]:
+        """What SQLite itself finds wrong with the file, for audit."""
+        faults = self._connection.execute("PRAGMA integrity_check(20)").fetchall()
+        return [fault for (fault,) in faults if fault != "ok"]
+
+    def _positions(self, item: DCBQueryItem) -> tuple[str, list[str | int]]:
+        tags = list(dict.fromkeys(item.tags))
+        if not tags:
+            sql, values = "SELECT position FROM events t WHERE t.space = ?", [self._space]
+        else:
+            joins = "".join(
+                f" JOIN tags t{n} ON t{n}.space = t.space AND t{n}.tag = ?"
+                f" AND t{n}.position = t.position"
+                for n in range(1, len(tags))
+            )
+            sql = f"SELECT t.position FROM tags t{joins} WHERE t.space = ? AND t.tag = ?"
+            values = [*tags[1:], self._space, tags[0]]
+        if item.types:
+            sql += f" AND t.type IN ({', '.join('?' * len(item.types))})"
+        return sql, [*values, *item.types]
+
+
+class Transaction(Snapshot):
+    """The deciding transaction: what is read here cannot change before it is appended to."""
+
+    def __init__(self, connection: sqlite3.Connection, space: str, now: int) -> None:
+        super().__init__(connection, space)
+        self.now = max(now, self.head.recorded_at + 1)
+        """The time of what is appended, in microseconds: the clock never runs backwards here."""
+
+    def append(self, events: Sequence[DCBEvent]) -> list[Row]:
+        """Appends at the head; nothing is durable before the transaction ends."""
+        rows = [self._append(event) for event in events]
+        self._write_head(self.head)
+        return rows
+
+    def _append(self, event: DCBEvent) -> Row:
+        tags = tuple(dict.fromkeys(event.tags))
+        sealed = event if isinstance(event, SealedEvent) else SealedEvent(event.type, event.data)
+        position, recorded_at = self.head.position + 1, max(self.now, self.head.recorded_at + 1)
+        parts = (event.type, event.data, sealed.commitment, tags)
+        tip = chain.link(self.head.chain, position, recorded_at, parts)
+        row = Row(
+            position, event.type, recorded_at, event.data, tags, sealed.commitment, tip,
+            sealed.key_id, sealed.sealed if sealed.key_id else None,
+        )  # fmt: skip
+        execute = self._connection.execute
+        execute(
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._space, *row[:4], "\n".join(tags), sealed.commitment, tip),
+        )
+        self._connection.executemany(
+            "INSERT INTO tags VALUES (?, ?, ?, ?)",
+            [(self._space, tag, event.type, position) for tag in tags],
+        )
+        if sealed.key_id is not None:
+            execute(
+                "INSERT INTO bodies VALUES (?, ?, ?, ?)",
+                (self._space, position, sealed.key_id, sealed.sealed),
+            )
+        self.head = self.head._replace(position=position, chain=tip, recorded_at=recorded_at)
+        return row
+
+    def erase_bodies(self, positions: Iterable[int]) -> None:
+        """Removes bodies; headers, commitments and tags stay, so the chain still verifies."""
+        self._connection.executemany(
+            "DELETE FROM bodies WHERE space = ? AND position = ?",
+            [(self._space, position) for position in positions],
+        )
+
+    def set_key_epoch(self, key_epoch: int) -> None:
+        self._write_head(self.head._replace(key_epoch=key_epoch))
+
+    def _write_head(self, head: Head) -> None:
+        self.head = head
+        self._connection.execute(
+            "INSERT INTO heads VALUES (?, ?, ?, ?, ?) ON CONFLICT (space) DO UPDATE SET"
+            " position = excluded.position, chain = excluded.chain, term = excluded.term,"
+            " key_epoch = excluded.key_epoch",
+            (self._space, head.position, head.chain, head.term, head.key_epoch),
+        )
+
+
+class SQLiteRecorder(DCBRecorder):
+    """The log of one space in one file.
+
+    `deciding()` and `reading()` are what the product uses; `read`, `append` and `subscribe` are
+    the library's recorder interface over the same two, which its conformance suite exercises.
+    """
+
+    def __init__(self, path: Path, space: str, lock: SpaceLock, stamps: Stamps) -> None:
+        self._space = space
+        self._stamps = stamps
+        self._lock = lock
+        self._wal = path.with_name(path.name + "-wal")
+        self._failed = False
+        with lock.held():
+            self._writer = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
+            truncate_wal(self._writer)
+        self._reader = connect_reader(path, schema_number=SCHEMA_NUMBER)
+        self._reader_lock = threading.RLock()
+
+    def close(self) -> None:
+        """Truncates the write-ahead log and closes; safe beside other processes."""
+        with self._lock.held(), self._reader_lock:
+            self._reader.close()
+            self.truncate()
+            self._writer.close()
+
+    @contextmanager
+    def deciding(self) -> Iterator[Transaction]:
+        """Holds the space's lock from the first read to the durable append.
+
+        An exception inside rolls back. Raises StorageFault when nothing was written, and
+        OutcomeUnknown when the fault came at the durable write itself.
+        """
+        with self._lock.held():
+            self._refuse_after_a_fault()
+            try:
+                with self._transaction() as transaction:
+                    yield transaction
+            except sqlite3.Error as error:
+                raise self._named(error) from error
+            # The answer is durable by now; a checkpoint that fails is tried again after the next.
+            if self._wal.stat().st_size > CHECKPOINT_BYTES:
+                self.truncate()
+
+    @contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        """One snapshot; short, since it holds back the truncation of the write-ahead log."""
+        with self._reader_lock:
+            self._refuse_after_a_fault()
+            try:
+                self._reader.execute("BEGIN")
+                yield Snapshot(self._reader, self._space)
+            except sqlite3.Error as error:
+                raise StorageFault("the log could not be read") from error
+            finally:
+                if self._reader.in_transaction:
+                    self._reader.execute("ROLLBACK")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Transaction]:
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            now = microseconds(self._stamps.now())
+            transaction = Transaction(self._writer, self._space, now)
+            before = transaction.head
+            yield transaction
+            if transaction.head == before:
+                return
+            self._stamps.step("log:commit")
+            try:
+                self._writer.execute("COMMIT")
+            except sqlite3.Error as error:
+                # After a failed flush nobody knows what the disk holds: stop, reopen, look.
+                self._failed = True
+                raise OutcomeUnknown("the durable write failed; look the operation up") from error
+            self._stamps.step("log:committed")
+        finally:
+            if self._writer.in_transaction and not self._failed:
+                self._writer.execute("ROLLBACK")
+
+    def truncate(self) -> bool:
+        """Moves the write-ahead log into the file, under the space lock; False if a reader holds it."""
+        # Never waits for a reader: what cannot be truncated now is truncated after a later commit.
+        self._writer.execute("PRAGMA busy_timeout=0")
+        try:
+            return truncate_wal(self._writer)
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            self._writer.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+
+    def _refuse_after_a_fault(self) -> None:
+        if self._failed:
+            raise StorageFault("an earlier write failed; close the ledger and open it again")
+
+    def _named(self, error: sqlite3.Error) -> Exception:
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith("SQLITE_READONLY"):
+            return RefusedError(Refused(Refusal.READ_ONLY, field="data"))
+        if name.startswith("SQLITE_BUSY"):
+            return RefusedError(Refused(Refusal.BUSY))
+        if name == "SQLITE_FULL":
+            return StorageFault("the disk is full; nothing was written")
+        return StorageFault("the log could not be written; nothing was written")
+
+    # -- the library's recorder interface ---------------------------------------------------
+
+    def append(
+        self, events: Sequence[DCBEvent], condition: DCBAppendCondition | None = None
+    ) -> int:
+        if not events:
+            raise ProgrammingError("an append needs at least one event")
+        with self.deciding() as transaction:
+            if condition is not None:
+                self._check(transaction, condition)
+            return transaction.append(events)[-1].position
+
+    def read(
+        self, query: DCBQuery | None = None, *, after: int | None = None, limit: int | None = None
+    ) -> DCBReadResponse:
+        with self.reading() as snapshot:
+            rows = snapshot.read(query, after or 0, limit)
+            tip = snapshot.head.position or None
+        if limit is not None:
+            tip = rows[-1].position if rows else None
+        events = (
+            DCBSequencedEvent(DCBEvent(row.type, row.header, list(row.tags)), row.position)
+            for row in rows
+        )
+        return SimpleDCBReadResponse(events, tip)
+
+    def subscribe(
+        self, query: DCBQuery | None = None, *, after: int | None = None
+    ) -> "PollingSubscription":
+        return PollingSubscription(self, query, after)
+
+    def _check(self, transaction: Transaction, condition: DCBAppendCondition) -> None:
+        # An empty query matches every event, as the library defines it.
+        found = transaction.read(condition.fail_if_events_match, condition.after or 0, limit=1)
+        if found:
+            raise IntegrityError(f"the condition is met by position {found[0].position}")
+
+
+class PollingSubscription(DCBSubscription[SQLiteRecorder]):
+    """Follows the log by looking again; for the conformance suite, the product pulls."""
+
+    def __init__(self, recorder: SQLiteRecorder, query: DCBQuery | None, after: int | None) -> None:
+        super().__init__(recorder, query, after)
+        self._wake = threading.Event()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def stop(self) -> None:
+        super().stop()
+        self._wake.set()
+
+    def __next__(self) -> DCBSequencedEvent:
+        while not self._has_been_stopped:
+            for event in self._recorder.read(self._query, after=self._last_position, limit=1):
+                self._last_position = event.position
+                return event
+            self._wake.wait(POLL_S)
+        raise StopIteration
+
+
+def _row(columns: tuple[Any, ...]) -> Row:
+    row = Row(*columns)
+    return row._replace(tags=tuple(columns[4].split("\n")) if columns[4] else ())

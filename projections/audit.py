@@ -1,0 +1,288 @@
+"""Audit: chain, tags, commitments, receipts, keys and views agree, or where they do not."""
+
+import sqlite3
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from memoranda.ledger import chain
+from memoranda.ledger.entries import Event, Head, Row, Tag
+from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.events import (
+    ForgetCompleted,
+    OperationBody,
+    RecordBody,
+    RecordCommitted,
+    Value,
+)
+from memoranda.ledger.log import Log
+from memoranda.ledger.sealed_store import SealedStore
+from memoranda.projections.feed import current
+from memoranda.projections.views import View, ViewFile
+
+PAGE = 500
+TAG_STRETCH = 100_000
+"""Events whose tag rows are held in memory at once: the tag table knows no order of positions."""
+
+FINDINGS_MAX = 100
+
+
+class Finding(Value):
+    """One disagreement: where, what kind, and in words; never what an event says."""
+
+    position: int | None
+    kind: str
+    message: str
+
+
+class AuditReport(Value):
+    """What an audit saw; the log is whole when there are no findings."""
+
+    space: str
+    events: int
+    opened: int
+    erased: int
+    records: int
+    position: int
+    chain: str
+    key_epoch: int
+    findings: tuple[Finding, ...]
+    is_truncated: bool = False
+
+
+class Audit:
+    """Verifies one space's log from the first event to the head."""
+
+    def __init__(self, log: Log, views: ViewFile, checked: Iterable[View]) -> None:
+        self._log = log
+        self._views = views
+        self._checked = tuple(checked)
+
+    def verify(self) -> AuditReport:
+        """Recomputes everything that can be recomputed; writes nothing but stale views."""
+        verifier = Verifier(self._checked)
+        try:
+            with self._log.reading() as store:
+                for fault in store.storage_faults():
+                    verifier.find(None, "storage", fault)
+                verifier.read(store)
+                verifier.finish(store)
+            for view in self._checked:
+                with current(self._log, self._views, view) as (store, connection):
+                    verifier.read(store)
+                    verifier.compare(view, connection)
+        except StorageFault as fault:
+            verifier.find(None, "storage", str(fault))
+        return verifier.report(self._log.space)
+
+
+@dataclass
+class _Record:
+    """A record as folded so far."""
+
+    revision: int
+    commitment: str
+    forgotten_at: int | None
+
+
+class Verifier:
+    """Reads a log in order and remembers what later events must agree with."""
+
+    def __init__(self, views: Iterable[View]) -> None:
+        self._findings: list[Finding] = []
+        self._tip = Head(0, b"", 0, 0, 0)
+        self._opened = 0
+        self._erased = 0
+        self._records: dict[str, _Record] = {}
+        self._operations: set[str] = set()
+        self._unread: list[tuple[int, tuple[str, ...]]] = []
+        self._forgotten_conflicts: dict[str, int] = {}
+        self._removed_keys: dict[str, int] = {}
+        self._completed = 0
+        self._tags: set[tuple[int, str, str]] = set()
+        self._tags_through = 0
+        self._expected_views = {view.name: _empty(view) for view in views}
+        self._views = tuple(views)
+
+    def find(self, position: int | None, kind: str, message: str) -> None:
+        """Notes a disagreement."""
+        self._findings.append(Finding(position=position, kind=kind, message=message))
+
+    def report(self, space: str) -> AuditReport:
+        return AuditReport(
+            space=space,
+            events=self._tip.position,
+            opened=self._opened,
+            erased=self._erased,
+            records=len(self._records),
+            position=self._tip.position,
+            chain=self._tip.chain.hex(),
+            key_epoch=self._tip.key_epoch,
+            findings=tuple(self._findings[:FINDINGS_MAX]),
+            is_truncated=len(self._findings) > FINDINGS_MAX,
+        )
+
+    def read(self, store: SealedStore) -> None:
+        """Reads on to the snapshot's head."""
+        if self._tip.position == 0:
+            self._tip = self._tip._replace(chain=chain.origin(store.space))
+        while rows := store.rows(self._tip.position, PAGE):
+            if rows[-1].position > self._tags_through:
+                self._load_tags(store)
+            for row in rows:
+                self._link(row)
+                self._index(row)
+                self._event(store, row)
+        self._tip = self._tip._replace(key_epoch=store.head.key_epoch, term=store.head.term)
+
+    # -- one event --------------------------------------------------------------------------
+
+    def _link(self, row: Row) -> None:
+        """The chain goes on, position and time move forwards."""
+        if row.position != self._tip.position + 1:
+            self.find(row.position, "gap", f"follows position {self._tip.position}")
+        if row.recorded_at <= self._tip.recorded_at:
+            self.find(row.position, "time", "is not later than the event before")
+        parts = (row.type, row.header, row.commitment, row.tags)
+        expected = chain.link(self._tip.chain, row.position, row.recorded_at, parts)
+        if expected != row.chain:
+            self.find(row.position, "chain", "the link does not follow from what is stored")
+        # Goes on from the stored link, so that one change is one finding.
+        self._tip = self._tip._replace(
+            position=row.position, chain=row.chain, recorded_at=row.recorded_at
+        )
+
+    def _load_tags(self, store: SealedStore) -> None:
+        through = self._tags_through + TAG_STRETCH
+        self._tags |= store.tag_rows(self._tags_through, through)
+        self._tags_through = through
+
+    def _index(self, row: Row) -> None:
+        """Every tag of the event has its row; what is left over has no event."""
+        for tag in row.tags:
+            entry = (row.position, tag, row.type)
+            if entry not in self._tags:
+                self.find(row.position, "tag", f"the row of its {_kind(tag)} tag is missing")
+            self._tags.discard(entry)
+
+    def _event(self, store: SealedStore, row: Row) -> None:
+        try:
+            event = store.event(row)
+            body = event.body(Value)
+        except (IntegrityFault, zlib.error) as fault:
+            self.find(row.position, "seal", str(fault))
+            return
+        self._body(event, body)
+        if isinstance(event.header, RecordCommitted):
+            self._record(store, event, body)
+        if isinstance(event.header, ForgetCompleted):
+            self._completed = event.header.through
+        if isinstance(body, OperationBody):
+            self._names(store, event, Tag("personal:op", body.operation_id))
+        if operation := event.tag("personal:op"):
+            self._once(event, operation.blind or "")
+        for view in self._views:
+            view.apply(self._expected_views[view.name], event)
+
+    def _body(self, event: Event, body: Value | None) -> None:
+        row = event.row
+        if body is not None:
+            self._opened += 1
+        elif row.key_id is not None:
+            self.find(row.position, "key", "the key of a body that is still there is missing")
+        elif event.header.BODY is not None:
+            self._erased += 1
+            self._unread.append((row.position, row.tags))
+
+    def _once(self, event: Event, operation: str) -> None:
+        if operation in self._operations:
+            self.find(event.position, "receipt", "its operation has a terminal receipt already")
+        self._operations.add(operation)
+
+    def _names(self, store: SealedStore, event: Event, tag: Tag) -> None:
+        """The sealed body and the public tag name the same thing."""
+        if store.blinded(tag) not in event.row.tags:
+            kind = tag.kind.rpartition(":")[2]
+            self.find(event.position, "receipt", f"its {kind} tag is not that of its body")
+
+    def _record(self, store: SealedStore, event: Event, body: Value | None) -> None:
+        """The receipt in the header, the record in the body and the history agree."""
+        header, tag = event.header, event.tag("personal:rec")
+        assert isinstance(header, RecordCommitted), "the caller has looked"
+        if tag is None or tag.blind is None:
+            self.find(event.position, "receipt", "it names no record")
+            return
+        before = self._records.get(tag.blind)
+        revision = before.revision if before else None
+        if header.from_revision != revision or header.to_revision != (revision or 0) + 1:
+            self.find(event.position, "receipt", "its revisions do not follow the record's")
+        if isinstance(body, RecordBody):
+            self._names(store, event, Tag("personal:rec", str(body.value["id"])))
+            stated = (body.value["revision"], body.value["status"])
+            if stated != (header.to_revision, header.status):
+                self.find(event.position, "receipt", "its record is not the one it answers for")
+            if body.expected != (before.commitment if before else None):
+                self.find(event.position, "receipt", "it expects another record than was there")
+            if body.actor.role == "item" and not _is_candidate(body):
+                self.find(event.position, "authority", "a background item decided")
+        is_forgotten = header.status == "forgotten"
+        forgotten_at = event.position if is_forgotten else before.forgotten_at if before else None
+        self._records[tag.blind] = _Record(
+            header.to_revision, event.row.commitment.hex(), forgotten_at
+        )
+        if is_forgotten:
+            conflicts = (t for t in event.row.tags if t.startswith("con:"))
+            self._forgotten_conflicts.update(dict.fromkeys(conflicts, event.position))
+            self._removed_keys.update(dict.fromkeys(header.removed_keys, event.position))
+
+    # -- at the head ------------------------------------------------------------------------
+
+    def finish(self, store: SealedStore) -> None:
+        """What can only be said once everything was read."""
+        if store.head[:2] != self._tip[:2]:
+            self.find(store.head.position, "head", "the head row is not at the last event")
+        for position, tag, _ in sorted(self._tags):
+            if position <= self._tip.position:
+                self.find(position, "tag", f"a {_kind(tag)} tag row is not one of its event")
+        for table, position in store.stray_rows():
+            self.find(position, "stray", f"a row of {table} belongs to no event")
+        self._erasures(store)
+
+    def _erasures(self, store: SealedStore) -> None:
+        """What is gone was forgotten, and what was forgotten is gone."""
+        for position, tags in self._unread:
+            if not self._is_forgotten(position, tags):
+                self.find(position, "body", "its body is gone although nothing was forgotten")
+        for key_id, position in self._removed_keys.items():
+            if position <= self._completed and store.has_key(key_id):
+                self.find(position, "key", "a key that its forget removed is still there")
+
+    def _is_forgotten(self, position: int, tags: tuple[str, ...]) -> bool:
+        """Whether a later tombstone explains an erased body."""
+        records = (self._records[tag].forgotten_at for tag in tags if tag in self._records)
+        conflicts = (self._forgotten_conflicts.get(tag) for tag in tags)
+        return any(at is not None and at > position for at in (*records, *conflicts))
+
+    def compare(self, view: View, connection: sqlite3.Connection) -> None:
+        """A view equals what the log yields when it is computed again."""
+        for table in view.tables:
+            query = f"SELECT * FROM {table} ORDER BY 1"
+            kept = connection.execute(query)
+            computed = self._expected_views[view.name].execute(query)
+            if any(one != other for one, other in zip_longest(kept, computed)):
+                self.find(None, "view", f"{table} is not what the log yields; rebuild it")
+
+
+def _empty(view: View) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.executescript(view.schema)
+    return connection
+
+
+def _kind(tag: str) -> str:
+    return tag.partition(":")[0]
+
+
+def _is_candidate(body: RecordBody) -> bool:
+    return body.value["status"] == "candidate" and body.value["tier"] == "detail"

@@ -1,0 +1,129 @@
+"""The view of records: where each one stands, to list them without opening all."""
+
+import sqlite3
+from typing import ClassVar
+
+from memoranda.ledger.authority import Caller
+from memoranda.ledger.candidates import Stored, stored_in
+from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import Refused
+from memoranda.ledger.events import RecordCommitted
+from memoranda.ledger.guards import reader_of
+from memoranda.ledger.log import Log
+from memoranda.ledger.personal import Record
+from memoranda.ledger.stamps import Stamps, microseconds, parse_time, time_text
+from memoranda.projections.feed import current
+from memoranda.projections.history import RecordRead, read_of
+from memoranda.projections.views import ViewFile
+
+LIST_MAX = 100
+
+
+class RecordsView:
+    """One row per record by its blind tag: positions, states and times, no content."""
+
+    name: ClassVar[str] = "records"
+    version: ClassVar[int] = 1
+    tables: ClassVar[tuple[str, ...]] = ("records",)
+    schema: ClassVar[str] = """
+CREATE TABLE records (
+    record       TEXT PRIMARY KEY,
+    position     INTEGER NOT NULL,
+    opened       INTEGER NOT NULL,
+    status       TEXT NOT NULL,
+    tier         TEXT,
+    newest_source INTEGER,
+    effective_at INTEGER,
+    expires_at   INTEGER
+) WITHOUT ROWID;
+CREATE INDEX records_by_status ON records (status, newest_source)
+"""
+
+    def apply(self, connection: sqlite3.Connection, event: Event) -> None:
+        """Takes a record's new state; an erased one leaves its status alone."""
+        if not isinstance(event.header, RecordCommitted):
+            return
+        tag = event.tag("personal:rec")
+        assert tag is not None, "every record event carries its record's tag"
+        connection.execute(
+            _PUT,
+            {
+                "record": tag.blind,
+                "position": event.position,
+                "status": event.header.status,
+                **_times(stored_in(event)),
+            },
+        )
+
+
+def _times(stored: Stored | None) -> dict[str, str | int | None]:
+    value = stored.value if stored else None
+    if not isinstance(value, Record):
+        return dict.fromkeys(("tier", "newest_source", "effective_at", "expires_at"))
+    return {
+        "tier": value.tier,
+        "newest_source": max(_count(source.occurred_at) for source in value.sources),
+        "effective_at": _count(value.effective_at) if value.effective_at else None,
+        "expires_at": _count(value.expires_at) if value.expires_at else None,
+    }
+
+
+def _count(text: str) -> int:
+    return microseconds(parse_time(text))
+
+
+# A record keeps its place among its like while its status stays, however often it is revised.
+_PUT = """
+INSERT INTO records VALUES
+    (:record, :position, :position, :status, :tier, :newest_source, :effective_at, :expires_at)
+ON CONFLICT (record) DO UPDATE SET
+    position = :position,
+    opened = CASE WHEN status = :status THEN opened ELSE :position END,
+    status = :status, tier = :tier, newest_source = :newest_source,
+    effective_at = :effective_at, expires_at = :expires_at
+"""
+
+
+class Records:
+    """Lists of one space's records; what is shown is opened, what is not is only counted."""
+
+    def __init__(self, log: Log, views: ViewFile, stamps: Stamps) -> None:
+        self._log = log
+        self._views = views
+        self._stamps = stamps
+        self._view = RecordsView()
+
+    def listed(
+        self, caller: Caller, *, include_inactive: bool = False, limit: int = LIST_MAX
+    ) -> tuple[RecordRead, ...] | Refused:
+        """Active records, newest source first; with the inactive ones when asked for."""
+        now = microseconds(self._stamps.now())
+        where = "WHERE :all OR (status = 'accepted' AND coalesce(effective_at, :now) <= :now"
+        where += " AND coalesce(expires_at, :now + 1) > :now)"
+        order = "ORDER BY newest_source DESC, record"
+        values = {"all": include_inactive, "now": now, "limit": limit}
+        return self._opened(caller, f"{where} {order}", values)
+
+    def candidates(
+        self, caller: Caller, *, limit: int = LIST_MAX
+    ) -> tuple[RecordRead, ...] | Refused:
+        """Candidates, the oldest first."""
+        return self._opened(caller, "WHERE status = 'candidate' ORDER BY opened", {"limit": limit})
+
+    def counts(self) -> dict[str, int]:
+        """How many records there are of each status."""
+        with current(self._log, self._views, self._view) as (_, connection):
+            return dict(connection.execute("SELECT status, count(*) FROM records GROUP BY status"))
+
+    def _opened(
+        self, caller: Caller, where: str, values: dict[str, int]
+    ) -> tuple[RecordRead, ...] | Refused:
+        now_text = time_text(self._stamps.now())
+        with current(self._log, self._views, self._view) as (store, connection):
+            guards = reader_of(store, caller, "query")
+            if isinstance(guards, Refused):
+                return guards
+            rows = connection.execute(f"SELECT position FROM records {where} LIMIT :limit", values)
+            events = [store.at(position) for (position,) in rows.fetchall()]
+            found = (stored_in(event) for event in events)
+            return tuple(read_of(store, stored, now_text) for stored in found if stored)

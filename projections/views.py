@@ -1,0 +1,116 @@
+"""The file of views: tables computed from the log, each with its checkpoint; all disposable."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import RefusedError, StorageFault
+from memoranda.ledger.sqlite_files import (
+    CHECKPOINT_BYTES,
+    SpaceLock,
+    connect,
+    transaction,
+    truncate_wal,
+)
+
+SCHEMA_NUMBER = 1
+SCHEMA = """
+CREATE TABLE checkpoints (
+    view     TEXT PRIMARY KEY,
+    version  INTEGER NOT NULL,
+    space    TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    chain    BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+LOCK_WAIT_S = 10.0
+
+
+class Checkpoint(NamedTuple):
+    """How far a view is, and on which log."""
+
+    position: int
+    chain: bytes
+
+
+class View(Protocol):
+    """A table computed from the log. A new `version` makes every old copy rebuild itself."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    schema: ClassVar[str]
+    tables: ClassVar[tuple[str, ...]]
+
+    def apply(self, connection: sqlite3.Connection, event: Event) -> None:
+        """Takes one event into the tables; called once per event, in order."""
+        ...
+
+
+class ViewFile:
+    """One space's views. The file may be deleted at any time; it is then computed again."""
+
+    def __init__(self, path: Path, space: str) -> None:
+        self._path = path
+        self._space = space
+        self._wal = path.with_name(path.name + "-wal")
+        self._lock = SpaceLock(path.with_name(path.name + ".lock"), LOCK_WAIT_S)
+        with self._lock.held():
+            self._connection = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except (StorageFault, RefusedError):
+            # Nothing is lost with a view: what cannot be read is thrown away and computed again.
+            for name in ("", "-wal", "-shm"):
+                self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect(self._path, schema=SCHEMA, schema_number=SCHEMA_NUMBER, is_disposable=True)
+
+    def close(self) -> None:
+        with self._lock.held():
+            truncate_wal(self._connection)
+            self._connection.close()
+
+    @contextmanager
+    def held(self) -> Iterator[sqlite3.Connection]:
+        """The file for one reader or writer at a time."""
+        with self._lock.held():
+            yield self._connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: rows and checkpoint move together."""
+        with self._lock.held():
+            with transaction(self._connection):
+                yield self._connection
+            if self._wal.stat().st_size > CHECKPOINT_BYTES:
+                truncate_wal(self._connection)
+
+    def checkpoint(self, view: View) -> Checkpoint | None:
+        """How far the view is; None when it must be computed from the start."""
+        row = self._connection.execute(
+            "SELECT position, chain FROM checkpoints WHERE view = ? AND version = ? AND space = ?",
+            (view.name, view.version, self._space),
+        ).fetchone()
+        return Checkpoint(*row) if row else None
+
+    def move(self, view: View, checkpoint: Checkpoint) -> None:
+        """Moves the checkpoint, inside the transaction that moved the rows."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
+            (view.name, view.version, self._space, *checkpoint),
+        )
+
+    def drop(self, view: View) -> None:
+        """Empties a view, inside a transaction."""
+        for table in view.tables:
+            self._connection.execute(f"DROP TABLE IF EXISTS {table}")
+        self._connection.execute("DELETE FROM checkpoints WHERE view = ?", (view.name,))
+        for statement in view.schema.split(";"):
+            self._connection.execute(statement)

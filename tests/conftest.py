@@ -1,0 +1,114 @@
+"""What tests share: a ledger in a temporary folder, and an injected clock and entropy."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from memoranda.ledger.authority import BackgroundItem, ModelSession
+from memoranda.ledger.stamps import Stamps
+from memoranda.tools.memory import Memory, open_memory
+
+MAIN = "s-main-1"
+T0 = datetime(2026, 10, 6, 12, 0, tzinfo=UTC)
+MESSAGES = (
+    (42, "Please answer me in Chinese from now on", "2026-10-05T09:00:00Z"),
+    (50, "我对花生过敏🥜。I moved to Kyoto.", "2026-10-05T10:00:00Z"),
+    (88, "Chinese replies again, please", "2026-10-06T11:00:00Z"),
+)
+
+
+@dataclass
+class World:
+    """The injected outside: a clock that stands until moved, and repeatable entropy."""
+
+    moment: datetime = T0
+    drawn: int = 0
+    steps: list[str] = field(default_factory=list)
+    at_step: Callable[[str], None] = lambda _: None
+
+    def move(self, **by: float) -> None:
+        self.moment += timedelta(**by)
+
+    def entropy(self, count: int) -> bytes:
+        self.drawn += 1
+        return hashlib.shake_256(str(self.drawn).encode()).digest(count)
+
+    def step(self, name: str) -> None:
+        self.steps.append(name)
+        self.at_step(name)
+
+    @property
+    def stamps(self) -> Stamps:
+        return Stamps(now=lambda: self.moment, entropy=self.entropy, step=self.step)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> dict[str, Path]:
+    """The two folders of a ledger, as arguments of `open_memory`."""
+    return {"data": tmp_path / "data", "state": tmp_path / "state"}
+
+
+@pytest.fixture
+def opened(world: World, folder: dict[str, Path]) -> Iterator[Callable[..., Memory]]:
+    """Opens (and reopens) the test's space; what is open at the end is closed."""
+    memories: list[Memory] = []
+
+    def open_again(space: str = "us_alice", **more: object) -> Memory:
+        memory = open_memory(space, **folder, stamps=world.stamps, **more)
+        memories.append(memory)
+        return memory
+
+    yield open_again
+    for memory in memories:
+        memory.close()
+
+
+@pytest.fixture
+def memory(opened: Callable[..., Memory]) -> Memory:
+    """The person's own client on the fixture of PM section 10."""
+    memory = opened()
+    memory.host.bind_primary(MAIN)
+    messages = [
+        {"session": MAIN, "seq": seq, "role": "user", "text": text, "at": at}
+        for seq, text, at in MESSAGES
+    ]
+    assert all(hasattr(answer, "position") for answer in memory.capture(messages))
+    for item, executor, leave, seq in (
+        ("task-7", "s-bg-7", "ea-1", 42),
+        ("task-9", "s-bg-9", "ea-9", 50),
+    ):
+        memory.host.open_task(item_id=item, captured_ref=f"personal-message:{MAIN}:{seq}")
+        memory.host.authorize(
+            authorization_id=leave,
+            item_id=item,
+            requirement_revision=1,
+            executor_session_id=executor,
+        )
+    memory.host.open_task(item_id="task-8", captured_ref=f"personal-message:{MAIN}:88")
+    return memory
+
+
+@pytest.fixture
+def primary(memory: Memory) -> Memory:
+    """The bound primary session."""
+    return memory.acting_as(ModelSession(MAIN, "agent-main"))
+
+
+@pytest.fixture
+def task_7(memory: Memory) -> Memory:
+    """Background item task-7 under its authorization, captured source `:42`."""
+    return memory.acting_as(BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1"))
+
+
+@pytest.fixture
+def task_9(memory: Memory) -> Memory:
+    """Background item task-9 under its authorization, captured source `:50`."""
+    return memory.acting_as(BackgroundItem("task-9", 1, "s-bg-9", "agent-bg", "ea-9"))

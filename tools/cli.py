@@ -1,0 +1,1 @@
+"""The command line: the person's own client."""

@@ -1,0 +1,63 @@
+"""Settings, read once: `config.toml` in the home, then `MEMORANDA_…` variables, then arguments."""
+
+from pathlib import Path
+from typing import Any
+
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.screening import SecretPolicy
+from platformdirs import user_data_path, user_state_path
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+
+class Settings(BaseSettings):
+    """Where one person's ledger lives and how it treats what comes in."""
+
+    model_config = SettingsConfigDict(env_prefix="MEMORANDA_", extra="forbid", frozen=True)
+
+    home: Path = Field(Path("~/.memoranda"), description="Folder of config.toml")
+    data: Path = Field(
+        default_factory=lambda: user_data_path("memoranda"),
+        description="Folder of the ledgers: log, keys, views",
+    )
+    state: Path = Field(
+        default_factory=lambda: user_state_path("memoranda"),
+        description="Folder of the wrapping keys; keep it out of every backup of the data",
+    )
+    space: str = Field("me", description="Whose ledger: one person, one space")
+    secrets: SecretPolicy = Field("refuse", description="What happens to text with a secret in it")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # the library's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        home = {**env_settings(), **init_settings()}.get("home", "~/.memoranda")
+        file = TomlConfigSettingsSource(settings_cls, Path(home).expanduser() / "config.toml")
+        return init_settings, env_settings, file
+
+
+def load_settings(**given: Any) -> Settings:
+    """The settings in force; arguments that are None are left to the variables and the file.
+
+    Raises RefusedError with the setting's name for a value or key that does not fit.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in fault["loc"])
+        raise RefusedError(Refused(Refusal.INVALID_REQUEST, name, fault["msg"])) from error
+    except ValueError as error:
+        raise RefusedError(
+            Refused(Refusal.INVALID_REQUEST, "config.toml", "is not valid TOML")
+        ) from error

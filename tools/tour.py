@@ -1,0 +1,1 @@
+"""The tour: a sample conversation becomes memory, step by step."""
