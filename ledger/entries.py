@@ -57,12 +57,13 @@ class Selector(NamedTuple):
 class Event:
     """One event of the log; its body is opened when it is asked for."""
 
-    __slots__ = ("_open", "header", "row")
+    __slots__ = ("_body", "_open", "header", "row")
 
     def __init__(self, row: Row, open_body: Callable[[Row], Value | None]) -> None:
         self.row = row
         self.header = read_header(row.type, row.header)
-        self._open = open_body
+        self._open: Callable[[Row], Value | None] | None = open_body
+        self._body: Value | None = None
 
     @property
     def position(self) -> int:
@@ -81,9 +82,10 @@ class Event:
 
     def body(self, shape: type[B]) -> B | None:
         """The body, or None when it was erased; an erased body is never a missing event."""
-        opened = self._open(self.row)
-        assert opened is None or isinstance(opened, shape)
-        return opened
+        if self._open is not None:
+            self._body, self._open = self._open(self.row), None
+        assert self._body is None or isinstance(self._body, shape)
+        return self._body
 
 
 SPACE_KEY = "space"

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 from memoranda.ledger.errors import IntegrityFault
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict
 
 Status = Literal["candidate", "accepted", "retired", "rejected", "forgotten"]
 Tier = Literal["core", "detail"]
 Evidence = Literal["inference", "explicit"]
-Json = dict[str, JsonValue]
+Json = dict[str, object]
+"""A JSON object whose members nobody here needs to know; validated where it came in."""
 
 
 class Value(BaseModel):

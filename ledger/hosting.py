@@ -31,7 +31,7 @@ from memoranda.ledger.guards import (
 from memoranda.ledger.log import Log
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sources import SEQ_MAX, MessageRef, parse_ref
+from memoranda.ledger.sources import SEQ_MAX, message_ref, parse_ref
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
@@ -230,7 +230,7 @@ def session_messages(session_id: str) -> Selector:
 
 
 def _capture(store: DecidingStore, incoming: IncomingMessage) -> CaptureReceipt | Refused:
-    ref = MessageRef(incoming.session, incoming.seq).address
+    ref = message_ref(incoming.session, incoming.seq).address
     guard, session = message_guard(ref), session_messages(incoming.session)
     seen = Seen()
     seen.look(store, (guard, session))

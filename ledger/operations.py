@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-import structlog
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.commands import (
     Accept,
@@ -44,6 +43,7 @@ from memoranda.ledger.personal import (
 )
 from memoranda.ledger.receipts import ConflictReceipt, Receipt, conflict_receipt_of, receipt_of
 from memoranda.ledger.rules import Moment, Raw, Request
+from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.stamps import Stamps
 from pydantic import ValidationError
@@ -65,14 +65,6 @@ class Ledger:
         self._log = log
         self._stamps = stamps
         self._secrets = secrets
-        self._logger = structlog.wrap_logger(
-            logging.getLogger("memoranda"),
-            processors=[
-                structlog.stdlib.filter_by_level,
-                structlog.stdlib.add_log_level,
-                structlog.processors.KeyValueRenderer(key_order=["event"]),
-            ],
-        )
         finish_forgets(log, stamps)
 
     # -- records ----------------------------------------------------------------------------
@@ -198,7 +190,7 @@ class Ledger:
         except RefusedError as error:
             answer = error.refused
         except OutcomeUnknown:
-            self._logger.exception(name, outcome="unknown", exc_info=False)
+            say(logging.ERROR, name, outcome="unknown")
             raise
         self._say(name, answer)
         return answer
@@ -206,11 +198,10 @@ class Ledger:
     def _say(self, name: str, answer: Receipt | ConflictReceipt | Refused) -> None:
         # Numbers and codes only: a caller's ids may be personal.
         if isinstance(answer, Refused):
-            self._logger.info(name, outcome="refused", refusal=answer.refusal.name)
+            say(logging.INFO, name, outcome="refused", refusal=answer.refusal.name)
         else:
-            self._logger.info(
-                name, outcome="committed", position=answer.position, replayed=answer.replayed
-            )
+            position, replayed = answer.position, answer.replayed
+            say(logging.INFO, name, outcome="committed", position=position, replayed=replayed)
 
 
 def _named_request(command: RecordCommand) -> Request:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from struct import pack
 
-import rfc8785
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
@@ -21,6 +20,7 @@ class SealedStore:
     def __init__(self, snapshot: Snapshot, keyring: Keyring, space: str) -> None:
         self._snapshot = snapshot
         self._keyring = keyring
+        self._blinded: dict[Tag, str] = {}
         self.space = space
 
     @property
@@ -56,7 +56,11 @@ class SealedStore:
 
     def blinded(self, tag: Tag) -> str:
         """How the tag stands in the log."""
-        return tag.blind or blind(self._keyring.tag_key, tag.kind, tag.name)
+        if tag.blind:
+            return tag.blind
+        if tag not in self._blinded:
+            self._blinded[tag] = blind(self._keyring.tag_key, tag.kind, tag.name)
+        return self._blinded[tag]
 
     def has_key(self, key_id: str) -> bool:
         """Whether a data key is still kept."""
@@ -113,12 +117,12 @@ class DecidingStore(SealedStore):
             identity = framed(
                 self.space.encode(), pack(">Q", self.head.position + 1), event.type.encode()
             )
-            body = rfc8785.dumps(draft.body.model_dump(mode="json", exclude_defaults=True))
+            body = draft.body.model_dump_json(exclude_defaults=True).encode()
             entropy = self._stamps.entropy(SEAL_ENTROPY_BYTES)
             event.commitment, event.sealed = key.seal(identity, body, entropy)
             event.key_id = key.key_id
         (row,) = self._transaction.append([event])
-        return self.event(row)
+        return Event(row, lambda _: draft.body)
 
     def erase_bodies(self, positions: Iterable[int]) -> None:
         """Removes the bodies at these positions, with the append of this transaction."""

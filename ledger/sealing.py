@@ -24,6 +24,29 @@ BODY_BYTES_MAX = 8 * 1024 * 1024
 """No body opens to more, so that a crafted one cannot fill the memory."""
 
 
+PRIMER = (
+    b'{"authorization_id":"item_id":"role":"item","role":"client","agent_id":"person","session_id":'
+    b'"person-client"},"evidence":"inference","conflicts_with":["expected_revision":"record_id":"'
+    b'"inspected_revision":"reason":""tier":"core","status":"candidate"status":"retired"'
+    b'{"session_id":"","seq":1,"role":"user","text":"","occurred_at":"2026-01-01T00:00:00Z",'
+    b'"origin":"user"}"role":"assistant""origin":"host""hidden":true,"generated":true'
+    b'{"operation_id":"op-","actor":{"role":"primary","agent_id":"agent-main","session_id":"'
+    b'","binding_id":"bind-"},"command":{"name":"publish","key":"preference/","content":"'
+    b'","sources":[{"kind":"personal_message","ref":"personal-message:#0-"}]},"key":"profile/'
+    b'","expected":null,"value":{"id":"mem_","revision":1,"product_domain":"personal",'
+    b'"user_space_id":"","status":"accepted","tier":"detail","content":"","evidence":"explicit",'
+    b'"effective_at":null,"expires_at":null,"contributor_agent_id":"","updated_by_agent_id":"'
+    b'","sources":[{"kind":"user_edit","ref":"op-","occurred_at":"2026-01-01T00:00:00Z"}],'
+    b'"contributions":[{"agent_id":"","executor_session_id":"","revision":1}],"rejections":[],'
+    b'"blocked_sources":[]}}'
+)
+"""What most bodies have in common, known to the compressor: a short fact takes half the room.
+
+It never changes, since every body ever sealed needs it to open; another one would be told apart by
+the checksum that the compressed stream names.
+"""
+
+
 def derive(secret: bytes, purpose: str) -> bytes:
     """A 32-byte key for one purpose."""
     return HKDF(SHA256(), KEY_BYTES, None, purpose.encode()).derive(secret)
@@ -42,7 +65,8 @@ class BodyKey:
         """The hiding commitment and the sealed body; `entropy` is SEAL_ENTROPY_BYTES, used once."""
         salt, nonce = entropy[:SALT_BYTES], entropy[SALT_BYTES:]
         commitment = commit(salt, identity, body)
-        packed = zlib.compress(body)
+        compressor = zlib.compressobj(zdict=PRIMER)
+        packed = compressor.compress(body) + compressor.flush()
         plain = salt + pack(">I", len(packed)) + packed
         plain += bytes(_padded_length(len(plain)) - len(plain))
         sealed = self._cipher.encrypt(nonce, plain, self._bound(identity, commitment))
@@ -56,7 +80,8 @@ class BodyKey:
         except InvalidTag as error:
             raise IntegrityFault("a sealed body does not open under its key") from error
         salt, (length,) = plain[:SALT_BYTES], unpack(">I", plain[SALT_BYTES : SALT_BYTES + 4])
-        body = zlib.decompressobj().decompress(plain[SALT_BYTES + 4 :][:length], BODY_BYTES_MAX)
+        packed = plain[SALT_BYTES + 4 :][:length]
+        body = zlib.decompressobj(zdict=PRIMER).decompress(packed, BODY_BYTES_MAX)
         if not hmac.compare_digest(commit(salt, identity, body), commitment):
             raise IntegrityFault("a body does not match its commitment")
         return body

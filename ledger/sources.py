@@ -22,17 +22,16 @@ _DIGITS_MAX = len(str(SEQ_MAX))
 
 
 class MessageRef(NamedTuple):
-    """A message of a session, or the code points `start` to `end` (exclusive) of its text."""
+    """A message of a session, or the code points `start` to `end` (exclusive) of its text.
 
+    `address` is the canonical reference of the whole message.
+    """
+
+    address: str
     session_id: str
     seq: int
     start: int | None = None
     end: int | None = None
-
-    @property
-    def address(self) -> str:
-        """The canonical reference of the whole message."""
-        return f"{PREFIX}{quote(self.session_id, safe=_UNESCAPED)}:{self.seq}"
 
     @property
     def text(self) -> str:
@@ -71,6 +70,12 @@ class MessageRef(NamedTuple):
         return (0, SEQ_MAX + 1) if self.start is None else (self.start, self.end or 0)
 
 
+def message_ref(session_id: str, seq: int) -> MessageRef:
+    """The reference of a whole message."""
+    address = f"{PREFIX}{quote(session_id, safe=_UNESCAPED)}:{seq}"
+    return MessageRef(address, session_id, seq)
+
+
 def parse_ref(text: str) -> MessageRef | None:
     """The reference, or None unless it is canonical to the letter (PM 4.1, 4.2)."""
     # Matched before int(), which also takes other digits, signs and spaces.
@@ -81,11 +86,14 @@ def parse_ref(text: str) -> MessageRef | None:
         session_id = unquote_to_bytes(found[1]).decode()
     except UnicodeDecodeError:
         return None
+    if "%" in found[1] and quote(session_id, safe=_UNESCAPED) != found[1]:
+        return None
     seq, start, end = (None if group is None else int(group) for group in found.groups()[1:])
-    ref = MessageRef(session_id, seq or 0, start, end)
     in_range = all(number is None or number <= SEQ_MAX for number in (seq, start, end))
     is_ordered = start is None or end is None or start < end
-    return ref if in_range and is_ordered and ref.text == text else None
+    if seq is None or not in_range or not is_ordered:
+        return None
+    return MessageRef(text.partition("#")[0], session_id, seq, start, end)
 
 
 def overlap(one: str, other: str) -> bool:
@@ -99,9 +107,11 @@ def overlapping_any(ref: str, others: Iterable[str]) -> bool:
 
 
 def subject(ref: str) -> str:
-    """What the ref's tag names: the message without span, or the text itself."""
-    parsed = parse_ref(ref)
-    return parsed.address if parsed else ref
+    """What the ref's tag names: the message without its span; other texts likewise.
+
+    Refs that overlap have one subject; refs of one subject need not overlap.
+    """
+    return ref.partition("#")[0]
 
 
 def merged(refs: Iterable[str]) -> list[str]:

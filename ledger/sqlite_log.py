@@ -124,15 +124,23 @@ class Snapshot:
         self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
     ) -> list[Row]:
         """Events behind a position in order; those that match any item, or all without items."""
-        where, values = "", []
-        if query is not None and query.items:
-            parts = [self._positions(item) for item in query.items]
-            where = f" AND e.position IN ({' UNION '.join(sql for sql, _ in parts)})"
-            values = [value for _, item_values in parts for value in item_values]
+        limit = -1 if limit is None else limit
+        if query is None or not query.items:
+            rows = self._connection.execute(
+                f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position > ?"
+                " ORDER BY e.position LIMIT ?",
+                (self._space, after, limit),
+            )
+            return [_row(row) for row in rows]
+        parts = [self._positions(item) for item in query.items]
+        positions = " UNION ".join(sql for sql, _ in parts)
+        values = [value for _, item_values in parts for value in item_values]
+        # The few positions first, then their events: left alone, SQLite walks the whole log.
         rows = self._connection.execute(
-            f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position > ?{where}"
+            f"SELECT {_COLUMNS.replace('FROM', f'FROM ({positions}) p CROSS JOIN', 1)}"
+            " WHERE e.space = ? AND e.position = p.position AND e.position > ?"
             " ORDER BY e.position LIMIT ?",
-            (self._space, after, *values, -1 if limit is None else limit),
+            (*values, self._space, after, limit),
         )
         return [_row(row) for row in rows]
 
@@ -320,7 +328,7 @@ class SQLiteRecorder(DCBRecorder):
                 self._writer.execute("ROLLBACK")
 
     def truncate(self) -> bool:
-        """Moves the write-ahead log into the file, under the space lock; False if a reader holds it."""
+        """Empties the write-ahead log, under the space lock; False while a reader holds it."""
         # Never waits for a reader: what cannot be truncated now is truncated after a later commit.
         self._writer.execute("PRAGMA busy_timeout=0")
         try:

@@ -20,6 +20,7 @@ from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence, EvidenceRead, SourceTime
 from memoranda.projections.history import History, OperationRead, RecordRead, RevisionRead
 from memoranda.projections.records import LIST_MAX, Records, RecordsView
+from memoranda.projections.story import Story
 from memoranda.projections.views import ViewFile
 from memoranda.tools.settings import Settings, load_settings
 
@@ -39,6 +40,7 @@ class Parts:
     evidence: Evidence
     records: Records
     audit: Audit
+    story: Story
     stamps: Stamps
 
 
@@ -339,6 +341,10 @@ class Memory:
         """What waits for acceptance, oldest first."""
         return self._parts.records.candidates(self.caller, limit=limit)
 
+    def explain(self, record_id: str) -> tuple[str, ...] | Refused:
+        """A record's whole story in words, one sentence or more per event."""
+        return self._parts.story.tell(self.caller, record_id)
+
     def evidence(self, candidate_id: str) -> EvidenceRead | Refused:
         """A candidate with the original text of its sources and the checks done now."""
         return self._parts.evidence.of(self.caller, candidate_id)
@@ -436,6 +442,7 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),
             audit=Audit(log, views, [RecordsView()]),
+            story=Story(log),
             stamps=stamps,
         )
     except BaseException:

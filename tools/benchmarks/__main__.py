@@ -1,0 +1,27 @@
+"""Runs benchmarks by name, all by default: `python -m memoranda.tools.benchmarks [NAME …]`."""
+
+import sys
+
+from memoranda.tools.benchmarks import audit, commit, growth, revisions, startup
+
+BENCHMARKS = {
+    "commit": commit.run,
+    "growth": growth.run,
+    "revisions": revisions.run,
+    "audit": audit.run,
+    "startup": startup.run,
+}
+
+
+def main() -> None:
+    """Prints one line per figure, each with the baseline of the same run beside it."""
+    wanted = sys.argv[1:] or list(BENCHMARKS)
+    for name in wanted:
+        sys.stdout.write(f"== {name}\n")
+        for line in BENCHMARKS[name]():
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
