@@ -14,6 +14,7 @@ from memoranda.ledger.candidates import (
     open_conflicts,
     stored_in,
 )
+from memoranda.ledger.case import Moment, operation_selector
 from memoranda.ledger.commands import ConflictCommand, OpenConflict
 from memoranda.ledger.decisions import Decided
 from memoranda.ledger.entries import FRESH_KEY, Draft, Selector, Tag
@@ -22,7 +23,6 @@ from memoranda.ledger.events import Conflict, ConflictBody, ConflictChanged
 from memoranda.ledger.guards import Guards, Seen, caller_boundary, guards_of
 from memoranda.ledger.personal import Tombstone
 from memoranda.ledger.receipts import ConflictReceipt, conflict_receipt_of
-from memoranda.ledger.rules import Moment, operation_selector
 
 Answer = ConflictReceipt | Refused | None
 
@@ -35,7 +35,7 @@ class ConflictSlice:
     caller: Caller
     moment: Moment
 
-    def boundary(self, seen: Seen) -> Iterator[Selector]:
+    def boundary(self, _: Seen) -> Iterator[Selector]:
         """Caller, operation, and the two sides with what is open between them."""
         yield from caller_boundary(self.caller)
         yield operation_selector(self.command.operation_id)

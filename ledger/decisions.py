@@ -17,13 +17,14 @@ from memoranda.ledger.candidates import (
     source_boundary,
     users_of,
 )
+from memoranda.ledger.case import Case, Moment, Request, operation_selector
 from memoranda.ledger.entries import FRESH_KEY, SPACE_KEY, Draft, Event, Selector, Store, Tag
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Conflict, ConflictChanged, RecordBody, RecordCommitted
 from memoranda.ledger.guards import Seen, caller_boundary
 from memoranda.ledger.personal import Record, Tombstone, claims
 from memoranda.ledger.receipts import Receipt
-from memoranda.ledger.rules import RULES, Case, Moment, Request, operation_selector
+from memoranda.ledger.rules import RULES
 from memoranda.ledger.sources import subject
 
 A_co = TypeVar("A_co", covariant=True)
@@ -43,7 +44,7 @@ class Decided:
 class Slice(Protocol, Generic[A_co]):
     """One command: what it must see, and what follows from it."""
 
-    def boundary(self, seen: Seen) -> Iterable[Selector]:
+    def boundary(self, seen: Seen, /) -> Iterable[Selector]:
         """Everything the decision rests on; it may grow with what was seen."""
         ...
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.case import Moment, Raw, Request
 from memoranda.ledger.commands import (
     Accept,
     ChooseTier,
@@ -33,19 +34,12 @@ from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedErr
 from memoranda.ledger.events import Json
 from memoranda.ledger.forgetting import finish_forgets
 from memoranda.ledger.log import Log
-from memoranda.ledger.personal import (
-    AnyRecord,
-    Record,
-    Tombstone,
-    change_between,
-    change_of,
-    record_id_of,
-)
-from memoranda.ledger.receipts import ConflictReceipt, Receipt, conflict_receipt_of, receipt_of
-from memoranda.ledger.rules import Moment, Raw, Request
 from memoranda.ledger.oplog import say
+from memoranda.ledger.personal import AnyRecord, Record, Tombstone, record_id_of
+from memoranda.ledger.receipts import ConflictReceipt, Receipt, conflict_receipt_of, receipt_of
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.transitions import change_between, change_of
 from pydantic import ValidationError
 
 C = TypeVar("C", bound=Command)

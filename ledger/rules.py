@@ -1,15 +1,11 @@
 """The rules for one operation on one record, in the order in which refusals win (PM 2.5)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
 
 import rfc8785
-from memoranda.ledger.authority import Caller, actor_of, role_refusal
+from memoranda.ledger.authority import role_refusal
 from memoranda.ledger.candidates import (
     Asking,
-    Stored,
     history_of,
     newest_of,
     open_conflicts,
@@ -17,160 +13,14 @@ from memoranda.ledger.candidates import (
     source_refusal,
     stored_in,
 )
+from memoranda.ledger.case import Case, operation_selector
 from memoranda.ledger.commands import SourceRef
-from memoranda.ledger.entries import Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import Actor, ConflictChanged, Json, RecordBody, RecordCommitted
-from memoranda.ledger.guards import Guards, Seen, captured_at, guards_of
-from memoranda.ledger.personal import (
-    AnyRecord,
-    Author,
-    Change,
-    Record,
-    Tombstone,
-    is_allowed_from,
-    source_refs,
-    successor,
-)
+from memoranda.ledger.events import ConflictChanged, RecordBody, RecordCommitted
+from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.receipts import Receipt, receipt_of
-from memoranda.ledger.sources import overlapping_any, subject
-from memoranda.ledger.stamps import moment_of, parse_time, time_text
-
-
-class Moment(NamedTuple):
-    """What a decision takes from outside: the clock reading, the term, fresh ids."""
-
-    now: int
-    term: int
-    new_id: Callable[[str], str]
-
-    @property
-    def text(self) -> str:
-        return time_text(moment_of(self.now))
-
-
-@dataclass(frozen=True, slots=True)
-class Raw:
-    """What a raw commit brings: `expected` and `value` as sent, and as read where readable.
-
-    A fault of the value's shape waits for its turn among the refusals.
-    """
-
-    sent_expected: Json | None
-    sent_value: Json
-    expected: AnyRecord | None = None
-    value: AnyRecord | None = None
-    fault: Refused | None = None
-
-    @property
-    def is_expected_readable(self) -> bool:
-        return self.sent_expected is None or self.expected is not None
-
-    def time_given(self, ref: str) -> str | None:
-        """The time that the value claims for a source."""
-        sources = self.value.sources if isinstance(self.value, Record) else ()
-        return next((source.occurred_at for source in sources if source.ref == ref), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """An operation on one record as admitted at the door; `change` is None where no row fits."""
-
-    operation_id: str
-    record_id: str
-    intent: Json
-    change: Change | None
-    key: str | None = None
-    revision: int | None = None
-    conflicts_with: tuple[str, ...] = ()
-    raw: Raw | None = None
-
-
-def operation_selector(operation_id: str) -> Selector:
-    """The terminal event of an operation."""
-    return Selector(Tag("personal:op", operation_id), (RecordCommitted, ConflictChanged))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A request, who makes it, and what its boundary has shown so far."""
-
-    request: Request
-    caller: Caller
-    space: str
-    seen: Seen
-    moment: Moment
-
-    @cached_property
-    def guards(self) -> Guards:
-        return guards_of(self.seen, self.caller)
-
-    @cached_property
-    def actor(self) -> Actor:
-        return actor_of(self.caller, self.guards.role, self.guards.binding)
-
-    @cached_property
-    def stored(self) -> Stored | None:
-        """The record as it stands."""
-        return stored_in(self.seen.one(newest_of(self.request.record_id)))
-
-    @property
-    def previous(self) -> AnyRecord | None:
-        """What the change starts from: the stored record, or the one a raw commit expects."""
-        if self.request.raw:
-            return self.request.raw.expected
-        return self.stored.value if self.stored else None
-
-    @cached_property
-    def change(self) -> Change:
-        """The change, with the hand edit that a person's own statement is (PM 2.2)."""
-        change = self.request.change
-        assert change is not None, "the rules have refused what is no transition"
-        if self.guards.role != "client" or change.action not in {"publish", "correct"}:
-            return change
-        edit = SourceRef(kind="user_edit", ref=self.request.operation_id)
-        sources = tuple(source for source in change.sources or () if source != edit)
-        return replace(change, evidence="explicit", sources=(*sources, edit))
-
-    @property
-    def cited(self) -> tuple[SourceRef, ...]:
-        """The sources to verify: all of them to accept, else those the change brings."""
-        if self.request.change is None:
-            return ()
-        if self.change.action == "accept" and isinstance(self.previous, Record):
-            carried = self.previous.sources
-            return tuple(SourceRef(kind=source.kind, ref=source.ref) for source in carried)
-        return self.change.sources or ()
-
-    @cached_property
-    def successor(self) -> AnyRecord | Refused:
-        """The record's next value."""
-        events = self.seen.all(history_of(self.request.record_id))
-        earlier = [stored.value for event in events if (stored := stored_in(event))]
-        author = Author(
-            self.request.record_id,
-            self.space,
-            self.actor,
-            self._occurred_at,
-            [ref for value in earlier for ref in source_refs(value)],
-        )
-        return successor(self.change, self.previous, author)
-
-    @property
-    def value(self) -> AnyRecord:
-        """The next value, once the rules have let it pass."""
-        assert not isinstance(self.successor, Refused), "the rules have refused it"
-        return self.successor
-
-    def _occurred_at(self, source: SourceRef) -> str:
-        """The persisted time of a message; for other kinds, and until F10, the clock's."""
-        given = self.request.raw.time_given(source.ref) if self.request.raw else None
-        if source.kind == "personal_message":
-            captured = captured_at(self.seen, subject(source.ref))
-            return captured.message.occurred_at if captured else given or self.moment.text
-        is_past = given is not None and parse_time(given) <= parse_time(self.moment.text)
-        return given if given is not None and is_past else self.moment.text
-
+from memoranda.ledger.sources import overlapping_any
+from memoranda.ledger.transitions import is_allowed_from
 
 Answer = Refused | Receipt | None
 

@@ -9,8 +9,8 @@ from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selecto
 from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import Header, Value, read_body, stored_types
 from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import SEAL_ENTROPY_BYTES, blind
-from memoranda.ledger.sqlite_log import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.stamps import Stamps
 
 

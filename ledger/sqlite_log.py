@@ -4,25 +4,18 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from eventsourcing.dcb.api import (
-    DCBAppendCondition,
     DCBEvent,
     DCBQuery,
     DCBQueryItem,
-    DCBReadResponse,
-    DCBRecorder,
-    DCBSequencedEvent,
-    DCBSubscription,
 )
-from eventsourcing.dcb.popo import SimpleDCBReadResponse
-from eventsourcing.persistence import IntegrityError, ProgrammingError
 from memoranda.ledger import chain
 from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.recorder import Recorder, SealedEvent
 from memoranda.ledger.sqlite_files import (
     BUSY_TIMEOUT_MS,
     CHECKPOINT_BYTES,
@@ -78,23 +71,13 @@ CREATE TRIGGER tags_fix BEFORE UPDATE ON tags
 CREATE TRIGGER bodies_fix BEFORE UPDATE ON bodies
     BEGIN SELECT RAISE(ABORT, 'bodies are only ever removed'); END;
 """
-POLL_S = 0.02
 
 _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment, e.chain,
        b.key_id, b.sealed
   FROM events e LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"""
 
 
-@dataclass
-class SealedEvent(DCBEvent):
-    """An event whose content is sealed: `data` is the public header."""
-
-    commitment: bytes = b""
-    key_id: str | None = None
-    sealed: bytes = field(default=b"", repr=False)
-
-
-class Snapshot:
+class SQLiteSnapshot:
     """One consistent state of the log."""
 
     def __init__(self, connection: sqlite3.Connection, space: str) -> None:
@@ -186,7 +169,7 @@ class Snapshot:
         return sql, [*values, *item.types]
 
 
-class Transaction(Snapshot):
+class SQLiteTransaction(SQLiteSnapshot):
     """The deciding transaction: what is read here cannot change before it is appended to."""
 
     def __init__(self, connection: sqlite3.Connection, space: str, now: int) -> None:
@@ -247,12 +230,8 @@ class Transaction(Snapshot):
         )
 
 
-class SQLiteRecorder(DCBRecorder):
-    """The log of one space in one file.
-
-    `deciding()` and `reading()` are what the product uses; `read`, `append` and `subscribe` are
-    the library's recorder interface over the same two, which its conformance suite exercises.
-    """
+class SQLiteRecorder(Recorder):
+    """The log of one space in one file."""
 
     def __init__(self, path: Path, space: str, lock: SpaceLock, stamps: Stamps) -> None:
         self._space = space
@@ -274,7 +253,7 @@ class SQLiteRecorder(DCBRecorder):
             self._writer.close()
 
     @contextmanager
-    def deciding(self) -> Iterator[Transaction]:
+    def deciding(self) -> Iterator[SQLiteTransaction]:
         """Holds the space's lock from the first read to the durable append.
 
         An exception inside rolls back. Raises StorageFault when nothing was written, and
@@ -292,13 +271,13 @@ class SQLiteRecorder(DCBRecorder):
                 self.truncate()
 
     @contextmanager
-    def reading(self) -> Iterator[Snapshot]:
+    def reading(self) -> Iterator[SQLiteSnapshot]:
         """One snapshot; short, since it holds back the truncation of the write-ahead log."""
         with self._reader_lock:
             self._refuse_after_a_fault()
             try:
                 self._reader.execute("BEGIN")
-                yield Snapshot(self._reader, self._space)
+                yield SQLiteSnapshot(self._reader, self._space)
             except sqlite3.Error as error:
                 raise StorageFault("the log could not be read") from error
             finally:
@@ -306,11 +285,11 @@ class SQLiteRecorder(DCBRecorder):
                     self._reader.execute("ROLLBACK")
 
     @contextmanager
-    def _transaction(self) -> Iterator[Transaction]:
+    def _transaction(self) -> Iterator[SQLiteTransaction]:
         self._writer.execute("BEGIN IMMEDIATE")
         try:
             now = microseconds(self._stamps.now())
-            transaction = Transaction(self._writer, self._space, now)
+            transaction = SQLiteTransaction(self._writer, self._space, now)
             before = transaction.head
             yield transaction
             if transaction.head == before:
@@ -351,66 +330,6 @@ class SQLiteRecorder(DCBRecorder):
         if name == "SQLITE_FULL":
             return StorageFault("the disk is full; nothing was written")
         return StorageFault("the log could not be written; nothing was written")
-
-    # -- the library's recorder interface ---------------------------------------------------
-
-    def append(
-        self, events: Sequence[DCBEvent], condition: DCBAppendCondition | None = None
-    ) -> int:
-        if not events:
-            raise ProgrammingError("an append needs at least one event")
-        with self.deciding() as transaction:
-            if condition is not None:
-                self._check(transaction, condition)
-            return transaction.append(events)[-1].position
-
-    def read(
-        self, query: DCBQuery | None = None, *, after: int | None = None, limit: int | None = None
-    ) -> DCBReadResponse:
-        with self.reading() as snapshot:
-            rows = snapshot.read(query, after or 0, limit)
-            tip = snapshot.head.position or None
-        if limit is not None:
-            tip = rows[-1].position if rows else None
-        events = (
-            DCBSequencedEvent(DCBEvent(row.type, row.header, list(row.tags)), row.position)
-            for row in rows
-        )
-        return SimpleDCBReadResponse(events, tip)
-
-    def subscribe(
-        self, query: DCBQuery | None = None, *, after: int | None = None
-    ) -> "PollingSubscription":
-        return PollingSubscription(self, query, after)
-
-    def _check(self, transaction: Transaction, condition: DCBAppendCondition) -> None:
-        # An empty query matches every event, as the library defines it.
-        found = transaction.read(condition.fail_if_events_match, condition.after or 0, limit=1)
-        if found:
-            raise IntegrityError(f"the condition is met by position {found[0].position}")
-
-
-class PollingSubscription(DCBSubscription[SQLiteRecorder]):
-    """Follows the log by looking again; for the conformance suite, the product pulls."""
-
-    def __init__(self, recorder: SQLiteRecorder, query: DCBQuery | None, after: int | None) -> None:
-        super().__init__(recorder, query, after)
-        self._wake = threading.Event()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def stop(self) -> None:
-        super().stop()
-        self._wake.set()
-
-    def __next__(self) -> DCBSequencedEvent:
-        while not self._has_been_stopped:
-            for event in self._recorder.read(self._query, after=self._last_position, limit=1):
-                self._last_position = event.position
-                return event
-            self._wake.wait(POLL_S)
-        raise StopIteration
 
 
 def _row(columns: tuple[Any, ...]) -> Row:

@@ -12,6 +12,7 @@ from memoranda.ledger.candidates import (
     owner_of,
     stored_in,
 )
+from memoranda.ledger.case import operation_selector
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (
@@ -27,7 +28,6 @@ from memoranda.ledger.guards import Guards, reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import AnyRecord, Record
 from memoranda.ledger.receipts import Receipt, receipt_of
-from memoranda.ledger.rules import operation_selector
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps, moment_of, parse_time, time_text
 

@@ -13,7 +13,7 @@ from memoranda.ledger.errors import Refused
 from memoranda.tools.memory import Memory, open_memory
 
 SESSION = "s-main"
-FACT = "Fact {} is about a hundred bytes long, as a person's facts are on average, more or less, I say."
+FACT = "Fact {} is about a hundred bytes long, as a person's facts are on average, or so I say."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ def measured(work: Callable[[], object], steps: int) -> Cost:
 
 
 @contextmanager
-def raw_commits(folder: Path) -> Iterator[Callable[[], None]]:
+def raw_commits(folder: Path) -> Iterator[Callable[[], object]]:
     """The baseline: one durable commit of one row of a fact's size (WAL, FULL)."""
     connection = sqlite3.connect(folder / "raw.db", isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("CREATE TABLE facts (id INTEGER PRIMARY KEY, fact TEXT)")
-    yield lambda: connection.execute("INSERT INTO facts (fact) VALUES (?)", (FACT,)) and None
+    yield lambda: connection.execute("INSERT INTO facts (fact) VALUES (?)", (FACT,))
     connection.close()
 
 

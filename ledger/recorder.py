@@ -1,0 +1,164 @@
+"""The recorder port: what any engine answers, and the library's interface over just that."""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from eventsourcing.dcb.api import (
+    DCBAppendCondition,
+    DCBEvent,
+    DCBQuery,
+    DCBReadResponse,
+    DCBRecorder,
+    DCBSequencedEvent,
+    DCBSubscription,
+)
+from eventsourcing.dcb.popo import SimpleDCBReadResponse
+from eventsourcing.persistence import IntegrityError, ProgrammingError
+from memoranda.ledger.entries import Head, Row
+
+POLL_S = 0.02
+
+
+@dataclass
+class SealedEvent(DCBEvent):
+    """An event whose content is sealed: `data` is the public header."""
+
+    commitment: bytes = b""
+    key_id: str | None = None
+    sealed: bytes = field(default=b"", repr=False)
+
+
+class Snapshot(Protocol):
+    """One consistent state of a space's log, over opaque tags and bytes."""
+
+    head: Head
+
+    def latest(self, tag: str, event_type: str) -> Row | None:
+        """The newest event of one type under a tag; its cost does not grow with the others."""
+        ...
+
+    def read(
+        self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
+    ) -> list[Row]:
+        """Events behind a position in order; those that match any item, or all without items."""
+        ...
+
+    def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
+        """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
+        ...
+
+    def stray_rows(self) -> list[tuple[str, int]]:
+        """Rows that belong to no event: (table, position), for audit."""
+        ...
+
+    def storage_faults(self) -> list[str]:
+        """What the engine itself finds wrong with its storage, for audit."""
+        ...
+
+
+class Transaction(Snapshot, Protocol):
+    """The deciding transaction: what is read here cannot change before it is appended to."""
+
+    now: int
+
+    def append(self, events: Sequence[DCBEvent]) -> list[Row]:
+        """Appends at the head; nothing is durable before the transaction ends."""
+        ...
+
+    def erase_bodies(self, positions: Iterable[int]) -> None:
+        """Removes bodies; headers, commitments and tags stay, so the chain still verifies."""
+        ...
+
+    def set_key_epoch(self, key_epoch: int) -> None:
+        """Names the key epoch in force in the head row."""
+        ...
+
+
+class Recorder(DCBRecorder):
+    """The log of one space on some engine.
+
+    `deciding()` and `reading()` are what the product uses; `read`, `append` and `subscribe` are
+    the library's recorder interface over the same two, which its conformance suite exercises.
+    """
+
+    @abstractmethod
+    def deciding(self) -> AbstractContextManager[Transaction]:
+        """Holds the space's lock from the first read to the durable append.
+
+        An exception inside rolls back. Raises StorageFault when nothing was written, and
+        OutcomeUnknown when the fault came at the durable write itself.
+        """
+
+    @abstractmethod
+    def reading(self) -> AbstractContextManager[Snapshot]:
+        """One snapshot; short, since it holds back the truncation of the write-ahead log."""
+
+    @abstractmethod
+    def truncate(self) -> bool:
+        """Leaves nothing of removed rows in write-ahead logs; False while a reader prevents it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every connection; safe beside other processes."""
+
+    def append(
+        self, events: Sequence[DCBEvent], condition: DCBAppendCondition | None = None
+    ) -> int:
+        if not events:
+            raise ProgrammingError("an append needs at least one event")
+        with self.deciding() as transaction:
+            if condition is not None:
+                self._check(transaction, condition)
+            return transaction.append(events)[-1].position
+
+    def read(
+        self, query: DCBQuery | None = None, *, after: int | None = None, limit: int | None = None
+    ) -> DCBReadResponse:
+        with self.reading() as snapshot:
+            rows = snapshot.read(query, after or 0, limit)
+            tip = snapshot.head.position or None
+        if limit is not None:
+            tip = rows[-1].position if rows else None
+        events = (
+            DCBSequencedEvent(DCBEvent(row.type, row.header, list(row.tags)), row.position)
+            for row in rows
+        )
+        return SimpleDCBReadResponse(events, tip)
+
+    def subscribe(
+        self, query: DCBQuery | None = None, *, after: int | None = None
+    ) -> "PollingSubscription":
+        return PollingSubscription(self, query, after)
+
+    def _check(self, transaction: Transaction, condition: DCBAppendCondition) -> None:
+        # An empty query matches every event, as the library defines it.
+        found = transaction.read(condition.fail_if_events_match, condition.after or 0, limit=1)
+        if found:
+            raise IntegrityError(f"the condition is met by position {found[0].position}")
+
+
+class PollingSubscription(DCBSubscription[Recorder]):
+    """Follows the log by looking again; for the conformance suite, the product pulls."""
+
+    def __init__(self, recorder: Recorder, query: DCBQuery | None, after: int | None) -> None:
+        super().__init__(recorder, query, after)
+        self._wake = threading.Event()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def stop(self) -> None:
+        super().stop()
+        self._wake.set()
+
+    def __next__(self) -> DCBSequencedEvent:
+        while not self._has_been_stopped:
+            for event in self._recorder.read(self._query, after=self._last_position, limit=1):
+                self._last_position = event.position
+                return event
+            self._wake.wait(POLL_S)
+        raise StopIteration
