@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memoranda.ledger.commands import SourceRef
 from memoranda.ledger.entries import Event, Selector, Tag
-from memoranda.ledger.errors import Refusal
+from memoranda.ledger.errors import IntegrityFault, Refusal
 from memoranda.ledger.events import (
     Conflict,
     ConflictBody,
@@ -62,7 +62,8 @@ def history_of(record_id: str) -> Selector:
 def owner_of(event: Event) -> Selector:
     """The present state of the record that an event is about, known by its blind tag alone."""
     tag = event.tag("personal:rec")
-    assert tag is not None, "every record event carries its record's tag"
+    if tag is None:
+        raise IntegrityFault(f"position {event.position}: a record's event without its tag")
     return Selector(tag, (RecordCommitted,))
 
 

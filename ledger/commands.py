@@ -5,21 +5,24 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from memoranda.ledger.authority import Action
-from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import Evidence, Json, Tier
-from memoranda.ledger.stamps import parse_time, time_text
+import rfc8785
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
+
+from memoranda.ledger.authority import Action
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import Evidence, Json, Tier
+from memoranda.ledger.stamps import parse_time, time_text
 
 CONTENT_BYTES_MAX = 8192
 KEY_BYTES_MAX = 512
@@ -93,18 +96,29 @@ def _time(value: object) -> str:
     """RFC 3339 in UTC, a date, or an aware datetime; kept in the form of PM 1.5."""
     from datetime import datetime  # noqa: PLC0415
 
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise PydanticCustomError("time", "needs a time zone")
-        return time_text(value)
-    if not isinstance(value, str):
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise PydanticCustomError("time", "needs a time zone")
+    if not isinstance(value, datetime | str):
         raise PydanticCustomError("time", "is an RFC 3339 time in UTC ending in Z, or a date")
     try:
-        return time_text(parse_time(value))
-    except ValueError as error:
+        return time_text(value if isinstance(value, datetime) else parse_time(value))
+    except (ValueError, OverflowError) as error:
         raise PydanticCustomError(
             "time", "is an RFC 3339 time in UTC ending in Z, or a date"
         ) from error
+
+
+def _time_or_keep(value: object) -> str:
+    return "keep" if value == "keep" else _time(value)
+
+
+def _canonical(value: Json) -> Json:
+    # Deeper nesting than the stack, big integers, other types: nothing that was ever stored.
+    try:
+        rfc8785.dumps(value)  # type: ignore[arg-type]  # it refuses other types by itself
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("json", "has no canonical form (RFC 8785)") from error
+    return value
 
 
 def _ref(text: str) -> str:
@@ -121,9 +135,10 @@ Key = Annotated[StrictStr, AfterValidator(normal_key)]
 Content = Annotated[StrictStr, AfterValidator(_content)]
 Reason = Annotated[StrictStr, AfterValidator(_reason)]
 Time = Annotated[str, BeforeValidator(_time)]
+KeptTime = Annotated[str, BeforeValidator(_time_or_keep)]
+CanonicalJson = Annotated[Json, AfterValidator(_canonical)]
 Ref = Annotated[StrictStr, AfterValidator(_ref)]
 Revision = Annotated[StrictInt, Field(ge=1, le=REVISION_MAX)]
-Keep = Literal["keep"]
 
 SourceKind = Literal["personal_message", "file", "user_edit", "legacy"]
 
@@ -207,8 +222,8 @@ class Revise(OnRecord):
 
     content: Content | None = None
     evidence: Evidence | None = None
-    effective_at: Time | Keep | None = "keep"
-    expires_at: Time | Keep | None = "keep"
+    effective_at: KeptTime | None = "keep"
+    expires_at: KeptTime | None = "keep"
     sources: Sources | None = None
     conflicts_with: tuple[RecordId, ...] = Field(default=(), max_length=SOURCES_MAX)
 
@@ -236,8 +251,8 @@ class Correct(OnRecord):
     SCREENED: ClassVar[tuple[str, ...]] = ("content",)
 
     content: Content
-    effective_at: Time | Keep | None = "keep"
-    expires_at: Time | Keep | None = "keep"
+    effective_at: KeptTime | None = "keep"
+    expires_at: KeptTime | None = "keep"
     sources: Sources = ()
 
 
@@ -267,8 +282,8 @@ class Commit(_Strict):
 
     id: OperationId
     key: RecordId
-    expected: Json | None
-    value: Json
+    expected: CanonicalJson | None
+    value: CanonicalJson
 
 
 class OpenConflict(Command):
@@ -302,6 +317,21 @@ RecordCommand = (
     | Forget
 )
 ConflictCommand = OpenConflict | ResolveConflict
+
+
+class ReadRecord(_Strict):
+    """What a read by id names; the ids of an older store have another shape, so any text goes."""
+
+    record_id: Ref
+    include_inactive: StrictBool = False
+
+
+class ReadOperation(_Strict):
+    operation_id: Ref
+
+
+class ReadSource(_Strict):
+    ref: Ref
 
 
 def admit(shape: type[M], request: Mapping[str, object]) -> M | Refused:

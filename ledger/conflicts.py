@@ -12,14 +12,21 @@ from memoranda.ledger.candidates import (
     conflicts_in,
     newest_of,
     open_conflicts,
+    owner_of,
     stored_in,
 )
 from memoranda.ledger.case import Moment, operation_selector
 from memoranda.ledger.commands import ConflictCommand, OpenConflict
 from memoranda.ledger.decisions import Decided
-from memoranda.ledger.entries import FRESH_KEY, Draft, Selector, Tag
+from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import Conflict, ConflictBody, ConflictChanged
+from memoranda.ledger.events import (
+    Conflict,
+    ConflictBody,
+    ConflictChanged,
+    RecordBody,
+    RecordCommitted,
+)
 from memoranda.ledger.guards import Guards, Seen, caller_boundary, guards_of
 from memoranda.ledger.personal import Tombstone
 from memoranda.ledger.receipts import ConflictReceipt, conflict_receipt_of
@@ -35,10 +42,13 @@ class ConflictSlice:
     caller: Caller
     moment: Moment
 
-    def boundary(self, _: Seen) -> Iterator[Selector]:
+    def boundary(self, seen: Seen) -> Iterator[Selector]:
         """Caller, operation, and the two sides with what is open between them."""
+        operation = operation_selector(self.command.operation_id)
         yield from caller_boundary(self.caller)
-        yield operation_selector(self.command.operation_id)
+        yield operation
+        if (earlier := seen.one(operation)) and isinstance(earlier.header, RecordCommitted):
+            yield owner_of(earlier)
         if isinstance(self.command, OpenConflict):
             yield conflicts_about(self.command.candidate_id)
             yield newest_of(self.command.candidate_id)
@@ -86,13 +96,22 @@ def _identity(case: _Case) -> Answer:
     earlier = case.seen.one(operation_selector(case.of.command.operation_id))
     if earlier is None:
         return None
-    conflict = Refused(Refusal.OPERATION_CONFLICT, "operation_id")
     if not isinstance(earlier.header, ConflictChanged):
-        return conflict
+        return _of_a_record(case, earlier)
     body = earlier.body(ConflictBody)
     if body is not None and body.command != case.of.command.intent():
-        return conflict
+        return Refused(Refusal.OPERATION_CONFLICT, "operation_id")
     return conflict_receipt_of(earlier, replayed=True)
+
+
+def _of_a_record(case: _Case, earlier: Event) -> Refused:
+    """F21, or F22 once the record of that operation was forgotten."""
+    if earlier.body(RecordBody) is not None:
+        return Refused(Refusal.OPERATION_CONFLICT, "operation_id")
+    current = case.seen.one(owner_of(earlier))
+    assert current is not None, "a record that had an operation has a newest event"
+    assert isinstance(current.header, RecordCommitted), "one type of event holds records"
+    return Refused(Refusal.RECEIPT_SUPERSEDED, current_revision=current.header.to_revision)
 
 
 def _authorization(case: _Case) -> Answer:
@@ -118,15 +137,14 @@ def _state(case: _Case) -> Answer:
             return Refused(Refusal.NOT_FOUND, "conflict_id")
         is_open = case.known.state == "open"
         return None if is_open else Refused(Refusal.TRANSITION_INVALID, "conflict_id")
-    if command.candidate_id == command.other_id:
-        return Refused(Refusal.TRANSITION_INVALID, "other_id")
-    for field in ("candidate_id", "other_id"):
+    for field in ("other_id", "candidate_id"):
         stored = stored_in(case.seen.one(newest_of(getattr(command, field))))
         if stored is None or isinstance(stored.value, Tombstone):
             return Refused(Refusal.NOT_FOUND, field)
         if field == "candidate_id" and stored.value.status != "candidate":
             return Refused(Refusal.TRANSITION_INVALID, field)
-    return None
+    is_pair = command.candidate_id != command.other_id
+    return None if is_pair else Refused(Refusal.TRANSITION_INVALID, "other_id")
 
 
 def _decided(case: _Case) -> Decided:

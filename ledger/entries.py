@@ -77,8 +77,10 @@ class Event:
     def tag(self, kind: str) -> Tag | None:
         """The event's tag of one kind, blind as it is."""
         prefix = kind.rpartition(":")[2] + ":"
-        found = next((tag for tag in self.row.tags if tag.startswith(prefix)), None)
-        return Tag(kind, "", found) if found else None
+        for tag in self.row.tags:
+            if tag.startswith(prefix):
+                return Tag(kind, "", tag)
+        return None
 
     def body(self, shape: type[B]) -> B | None:
         """The body, or None when it was erased; an erased body is never a missing event."""

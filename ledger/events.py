@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
-from memoranda.ledger.errors import IntegrityFault
 from pydantic import BaseModel, ConfigDict
+
+from memoranda.ledger.errors import IntegrityFault
 
 Status = Literal["candidate", "accepted", "retired", "rejected", "forgotten"]
 Tier = Literal["core", "detail"]

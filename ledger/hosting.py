@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Literal, TypeVar
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
+
 from memoranda.ledger.commands import Time, admit, storable
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
@@ -33,8 +36,6 @@ from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sources import SEQ_MAX, message_ref, parse_ref
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
-from pydantic_core import PydanticCustomError
 
 TEXT_BYTES_MAX = 262_144
 BUCKET_MESSAGES = 64
@@ -89,6 +90,12 @@ class IncomingMessage(_Strict):
     truncated: StrictBool = False
 
 
+class IncomingBinding(_Strict):
+    """The session that becomes the primary one."""
+
+    session_id: HostId
+
+
 class IncomingTask(_Strict):
     """A background item; `captured_ref` names the message that asked for it."""
 
@@ -105,6 +112,14 @@ class IncomingAuthorization(_Strict):
     requirement_revision: RequirementRevision
     executor_session_id: HostId
     guard_capable: StrictBool = True
+
+
+class IncomingStop(_Strict):
+    item_id: HostId
+
+
+class IncomingRevocation(_Strict):
+    authorization_id: HostId
 
 
 class CaptureReceipt(Value):
@@ -157,6 +172,9 @@ class Host:
 
     def bind_primary(self, session_id: str) -> Binding | Refused:
         """Makes a session the primary one; the one before may only read from then on."""
+        incoming = admit(IncomingBinding, {"session_id": session_id})
+        if isinstance(incoming, Refused):
+            return incoming
         fresh = Binding(binding_id=self._stamps.new_id("bind"), session_id=session_id)
 
         def bound(known: Binding | None) -> Binding:
@@ -176,6 +194,9 @@ class Host:
 
     def stop_task(self, item_id: str) -> Task | Refused:
         """Stops an item: nothing of it commits from then on."""
+        incoming = admit(IncomingStop, {"item_id": item_id})
+        if isinstance(incoming, Refused):
+            return incoming
 
         def stopped(known: Task | None) -> Task | Refused:
             if known is None:
@@ -195,6 +216,9 @@ class Host:
 
     def revoke(self, authorization_id: str) -> Authorization | Refused:
         """Takes an authorization back: nothing commits under it from then on."""
+        incoming = admit(IncomingRevocation, {"authorization_id": authorization_id})
+        if isinstance(incoming, Refused):
+            return incoming
 
         def revoked(known: Authorization | None) -> Authorization | Refused:
             if known is None:

@@ -6,7 +6,7 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import pack
 
@@ -65,7 +65,8 @@ class Keyring:
 
     def close(self) -> None:
         """Truncates the write-ahead log and closes; under the space lock."""
-        self.truncate()
+        with suppress(sqlite3.Error):
+            self.truncate()
         self._connection.close()
 
     def truncate(self) -> bool:
@@ -81,6 +82,10 @@ class Keyring:
         """Mints the space secret; everything but the data keys follows from it."""
         with self._writing():
             self._insert([(_SECRET_ROW, self._stamps.entropy(KEY_BYTES))])
+
+    def check(self) -> None:
+        """Raises IntegrityFault unless the vault opens this key file of this space."""
+        self._secret(_SECRET_ROW)
 
     @property
     def tag_key(self) -> bytes:
@@ -258,9 +263,14 @@ class Keyring:
         return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
 
     def _row(self, key_id: str) -> tuple[int, bytes] | None:
-        found: tuple[int, bytes] | None = self._connection.execute(
-            "SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", (key_id,)
-        ).fetchone()
+        try:
+            found: tuple[int, bytes] | None = self._connection.execute(
+                "SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", (key_id,)
+            ).fetchone()
+        except sqlite3.Error as error:
+            raise StorageFault("the key file could not be read") from error
+        if found is not None and tuple(map(type, found)) != (int, bytes):
+            raise IntegrityFault("a row of the key file is damaged")
         return found
 
     def _wrapping_key(self, key_epoch: int) -> bytes:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,15 @@ from memoranda.ledger.events import KeysRotated, SpaceCreated
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, sync_folder
-from memoranda.ledger.sqlite_files import SpaceLock
+from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import Stamps
 
 NORMALIZATION = 1
 """The version of the fact key's normal form (PM 1.3)."""
+
+FIRST_KEY_EPOCH = 1
+"""In force from the creation of a space until the log names another."""
 
 BUSY_WAIT_S = 10.0
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
@@ -54,23 +57,25 @@ class Log:
         self._seen: tuple[int, int] | None = None
         if not create and not (place.data / "ledger.db").exists():
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
+        refuse_foreign(place.data / "ledger.db")
         _make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
-        with self._lock.held():
+        with self._lock.held(), ExitStack() as opened:
             self._recorder = SQLiteRecorder(
                 place.data / "ledger.db", place.space, self._lock, stamps
             )
-            try:
-                with self._recorder.reading() as snapshot:
-                    is_new = snapshot.head.position == 0
-                self._slots = SlotFile(place.state / "slots")
-                self._keyring = self._open_keys(place, is_new=is_new)
-                if is_new:
-                    self._create_space()
-                self._settle_keys()
-            except BaseException:
-                self._recorder.close()
-                raise
+            opened.callback(self._recorder.close)
+            with self._recorder.reading() as snapshot:
+                is_new = snapshot.head.position == 0
+            self._slots = SlotFile(place.state / "slots")
+            self._keyring = self._open_keys(place, is_new=is_new)
+            opened.callback(self._keyring.close)
+            if is_new:
+                self._create_space()
+            # Before anything is written: a later key epoch of foreign slots is not ours to note.
+            self._keyring.check()
+            self._settle_keys()
+            opened.pop_all()
 
     def close(self) -> None:
         """Truncates the write-ahead logs and closes; safe beside other processes."""
@@ -130,6 +135,10 @@ class Log:
         """Whether `code` is the recovery code in force."""
         return self._keyring.is_recovery_code(code)
 
+    def drop_opened_keys(self) -> None:
+        """Forgets every opened key, so that the next read sees what the key file holds."""
+        self._keyring.drop_cached()
+
     def key_count(self) -> int:
         """How many keys are kept, used and unused."""
         return self._keyring.count()
@@ -160,7 +169,7 @@ class Log:
         try:
             self._slots.read()
         except RefusedError:
-            self._slots.write(1, self._stamps.entropy(32))
+            self._slots.write(FIRST_KEY_EPOCH, self._stamps.entropy(32))
 
     def _create_space(self) -> None:
         self._keyring.finish_rotation()
@@ -169,7 +178,7 @@ class Log:
         self.recovery_code = self._keyring.new_recovery_code()
         with self.deciding() as store:
             store.append(Draft(SpaceCreated(normalization=NORMALIZATION)))
-            store.set_key_epoch(self._keyring.key_epoch)
+            store.set_key_epoch(FIRST_KEY_EPOCH)
 
     def _settle_keys(self) -> None:
         """Finishes an unfinished rotation and says on the log which key epoch is in force."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.case import Moment, Raw, Request
 from memoranda.ledger.commands import (
@@ -40,7 +42,6 @@ from memoranda.ledger.receipts import ConflictReceipt, Receipt, conflict_receipt
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.transitions import change_between, change_of
-from pydantic import ValidationError
 
 C = TypeVar("C", bound=Command)
 R = TypeVar("R", Receipt, ConflictReceipt)

@@ -5,6 +5,8 @@ from functools import cache
 from typing import Any
 
 LOGGER = logging.getLogger("memoranda")
+# Without a handler of its own, Python prints errors of a silent library to the terminal.
+LOGGER.addHandler(logging.NullHandler())
 
 
 def say(level: int, event: str, **facts: str | int | bool) -> None:

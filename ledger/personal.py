@@ -3,10 +3,19 @@
 import hashlib
 from typing import Annotated, Literal
 
-from memoranda.ledger.commands import SOURCES_MAX, Content, RecordId, Ref, Revision, SourceKind
+from pydantic import AfterValidator, Field, StrictInt, StrictStr
+
+from memoranda.ledger.commands import (
+    SOURCES_MAX,
+    Content,
+    Reason,
+    RecordId,
+    Ref,
+    Revision,
+    SourceKind,
+)
 from memoranda.ledger.events import Evidence, Status, Tier, Value
 from memoranda.ledger.stamps import parse_time, time_text
-from pydantic import AfterValidator, Field, StrictInt, StrictStr
 
 CONTRIBUTIONS_MAX = 8
 REJECTIONS_MAX = 64
@@ -38,7 +47,7 @@ class Contribution(Value):
 
 class Rejection(Value):
     ref: Ref
-    reason: StrictStr
+    reason: Reason
     revision: Count
 
 

@@ -18,6 +18,7 @@ from eventsourcing.dcb.api import (
 )
 from eventsourcing.dcb.popo import SimpleDCBReadResponse
 from eventsourcing.persistence import IntegrityError, ProgrammingError
+
 from memoranda.ledger.entries import Head, Row
 
 POLL_S = 0.02
@@ -51,7 +52,7 @@ class Snapshot(Protocol):
         """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
         ...
 
-    def stray_rows(self) -> list[tuple[str, int]]:
+    def stray_rows(self) -> list[tuple[str, int | None]]:
         """Rows that belong to no event: (table, position), for audit."""
         ...
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import rfc8785
+
 from memoranda.ledger.authority import role_refusal
 from memoranda.ledger.candidates import (
     Asking,
@@ -13,10 +14,10 @@ from memoranda.ledger.candidates import (
     source_refusal,
     stored_in,
 )
-from memoranda.ledger.case import Case, operation_selector
+from memoranda.ledger.case import Case, Raw, operation_selector
 from memoranda.ledger.commands import SourceRef
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import ConflictChanged, RecordBody, RecordCommitted
+from memoranda.ledger.events import ConflictBody, ConflictChanged, RecordBody, RecordCommitted
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.receipts import Receipt, receipt_of
 from memoranda.ledger.sources import overlapping_any
@@ -37,7 +38,9 @@ def _identity(case: Case) -> Answer:
     if earlier is None:
         return None
     if isinstance(earlier.header, ConflictChanged):
-        return Refused(Refusal.OPERATION_CONFLICT, "operation_id")
+        is_erased = earlier.body(ConflictBody) is None
+        refusal = Refusal.RECEIPT_SUPERSEDED if is_erased else Refusal.OPERATION_CONFLICT
+        return Refused(refusal, "operation_id")
     current = case.seen.one(owner_of(earlier))
     assert current is not None, "a record that had an operation has a newest event"
     assert isinstance(current.header, RecordCommitted), "one type of event holds records"
@@ -62,7 +65,8 @@ def _is_same_content(case: Case, body: RecordBody) -> bool:
     events = case.seen.all(history_of(case.request.record_id))
     named = (event for event in events if event.row.commitment.hex() == body.expected)
     expected = next((event.body(RecordBody) for event in named), None)
-    return expected is not None and canonical(expected.value) == canonical(raw.sent_expected)
+    # A forget has erased the record that it expected; the tombstone's revision names it still.
+    return expected is None or canonical(expected.value) == canonical(raw.sent_expected)
 
 
 def _authorization(case: Case) -> Answer:
@@ -76,16 +80,23 @@ def _background(case: Case) -> Answer:
         return None
     change, stored = case.request.change, case.stored
     status = stored.value.status if stored else None
-    is_forbidden = change is None or change.action not in {"propose", "revise"}
+    is_proposal = change.action in {"propose", "revise"} if change else _is_unread_candidate(case)
     is_anothers = (
         change is not None
         and change.action == "revise"
         and stored is not None
         and stored.body.opened_by_item != case.actor.item_id
     )
-    if is_forbidden or is_anothers or status in {"accepted", "retired"} or _asks_for_core(case):
+    if not is_proposal or is_anothers or status in {"accepted", "retired"} or _asks_for_core(case):
         return Refused(Refusal.BACKGROUND_CANDIDATE_ONLY)
     return None
+
+
+def _is_unread_candidate(case: Case) -> bool:
+    """Whether a raw commit means a candidate but cannot be read, which a later rule says."""
+    raw = case.request.raw
+    is_unread = raw is not None and not (raw.value and raw.is_expected_readable)
+    return is_unread and raw is not None and raw.sent_value.get("status") == "candidate"
 
 
 def _asks_for_core(case: Case) -> bool:
@@ -93,17 +104,30 @@ def _asks_for_core(case: Case) -> bool:
     return isinstance(value, Record) and value.tier == "core"
 
 
-def _raw_value(case: Case) -> Answer:
-    """F17 for an `expected` that is no record, F18, and F19 for a value that has no shape."""
-    raw = case.request.raw
-    if raw is None:
-        return None
+def _form(case: Case) -> Answer:
+    """F18, F19 and F20 as far as the request itself shows them."""
+    raw, change = case.request.raw, case.request.change
+    if raw is not None and (answer := _raw_form(case, raw)):
+        return answer
+    cited = change.sources if change else None
+    if case.guards.role == "item" and cited is not None and len(cited) != 1:
+        return Refused(Refusal.VALUE_INVALID, "sources", "an item cites exactly one source")
+    return None
+
+
+def _raw_form(case: Case, raw: Raw) -> Answer:
+    """F17 for an `expected` that is no record, F18, and F19 or F20 for what is no value here."""
     if not raw.is_expected_readable:
         return _conflict(case, "expected")
+    revision = raw.sent_value.get("revision")
+    if isinstance(revision, bool) or revision != (raw.expected.revision + 1 if raw.expected else 1):
+        return Refused(Refusal.REVISION_INVALID, "value.revision")
     if raw.value is None:
         return raw.fault
-    if raw.value.revision != (raw.expected.revision + 1 if raw.expected else 1):
-        return Refused(Refusal.REVISION_INVALID, "value.revision")
+    if raw.value.id != case.request.record_id:
+        return Refused(Refusal.VALUE_INVALID, "value.id", "differs from the key")
+    if raw.value.user_space_id != case.space:
+        return Refused(Refusal.VALUE_INVALID, "value.user_space_id", "is another space")
     return None
 
 
@@ -131,8 +155,11 @@ _OPENS = frozenset({"propose", "publish"})
 
 def _seen_revision(case: Case) -> Answer:
     stored, change = case.stored, case.request.change
-    if stored is None or change is None:
+    if change is None:
         return None
+    if stored is None:
+        is_opening = case.request.revision is None
+        return None if is_opening else _conflict(case, "expected_revision")
     if change.action in _OPENS:
         is_live = stored.value.status in {"candidate", "accepted", "retired"}
         is_changed = case.request.revision not in {None, stored.value.revision}
@@ -152,9 +179,7 @@ def _successor(case: Case) -> Answer:
     """F19, F20 and F32 of the value itself."""
     if isinstance(case.successor, Refused):
         return case.successor
-    change, raw = case.change, case.request.raw
-    if case.guards.role == "item" and change.sources is not None and len(change.sources) != 1:
-        return Refused(Refusal.VALUE_INVALID, "sources", "an item cites exactly one source")
+    raw = case.request.raw
     for other_id in case.request.conflicts_with:
         other = stored_in(case.seen.one(newest_of(other_id)))
         if other is None or isinstance(other.value, Tombstone):
@@ -175,7 +200,7 @@ def _difference(sent: AnyRecord, built: AnyRecord) -> Refused | None:
 
 def _sources(case: Case) -> Answer:
     """Each cited source in turn: F13, F9, F8, F7, F10, F11, F12, F31, F15, F14, F30."""
-    carried = source_refs(case.previous) if case.change.action != "accept" else ()
+    carried = source_refs(case.previous) if case.change.action in {"revise", "correct"} else ()
     for place, source in enumerate(case.cited):
         refusal = _kind_refusal(case, source)
         if refusal is None and source.ref not in carried:
@@ -222,7 +247,7 @@ RULES: Sequence[Callable[[Case], Answer]] = (
     _identity,
     _authorization,
     _background,
-    _raw_value,
+    _form,
     _transition,
     _successor,
     _sources,

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from struct import pack
 
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
+
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault
@@ -36,6 +37,9 @@ class SealedStore:
         else:
             found = (self._snapshot.latest(tag, event_type) for event_type in types)
             rows = sorted((row for row in found if row), key=lambda row: row.position)[-1:]
+        for row in rows:
+            if tag not in row.tags or row.type not in types:
+                raise IntegrityFault(f"position {row.position}: a tag leads to another event")
         return [self.event(row) for row in rows]
 
     def rows(self, after: int, limit: int) -> list[Row]:
@@ -44,7 +48,10 @@ class SealedStore:
 
     def event(self, row: Row) -> Event:
         """A stored row as an event; raises IntegrityFault for a header no version ever wrote."""
-        return Event(row, self._open)
+        try:
+            return Event(row, self._open)
+        except IntegrityFault as fault:
+            raise IntegrityFault(f"position {row.position}: {fault}") from fault
 
     def page(self, after: int, limit: int) -> list[Event]:
         """The next events behind a position, in order."""
@@ -70,7 +77,7 @@ class SealedStore:
         """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
         return self._snapshot.tag_rows(after, through)
 
-    def stray_rows(self) -> list[tuple[str, int]]:
+    def stray_rows(self) -> list[tuple[str, int | None]]:
         """Rows of other tables that belong to no event: (table, position), for audit."""
         return self._snapshot.stray_rows()
 

@@ -7,12 +7,13 @@ be removed without touching history.
 import hmac
 import zlib
 from base64 import urlsafe_b64encode
-from struct import pack, unpack
+from struct import pack
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from memoranda.ledger.chain import framed
 from memoranda.ledger.errors import IntegrityFault
 
@@ -64,6 +65,7 @@ class BodyKey:
     def seal(self, identity: bytes, body: bytes, entropy: bytes) -> tuple[bytes, bytes]:
         """The hiding commitment and the sealed body; `entropy` is SEAL_ENTROPY_BYTES, used once."""
         salt, nonce = entropy[:SALT_BYTES], entropy[SALT_BYTES:]
+        assert len(body) <= BODY_BYTES_MAX, "what could not be opened is never sealed"
         commitment = commit(salt, identity, body)
         compressor = zlib.compressobj(zdict=PRIMER)
         packed = compressor.compress(body) + compressor.flush()
@@ -77,11 +79,10 @@ class BodyKey:
         nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
         try:
             plain = self._cipher.decrypt(nonce, rest, self._bound(identity, commitment))
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:  # too short for a nonce is a ValueError
             raise IntegrityFault("a sealed body does not open under its key") from error
-        salt, (length,) = plain[:SALT_BYTES], unpack(">I", plain[SALT_BYTES : SALT_BYTES + 4])
-        packed = plain[SALT_BYTES + 4 :][:length]
-        body = zlib.decompressobj(zdict=PRIMER).decompress(packed, BODY_BYTES_MAX)
+        salt, length = plain[:SALT_BYTES], int.from_bytes(plain[SALT_BYTES : SALT_BYTES + 4])
+        body = _decompressed(plain[SALT_BYTES + 4 :][:length])
         if not hmac.compare_digest(commit(salt, identity, body), commitment):
             raise IntegrityFault("a body does not match its commitment")
         return body
@@ -104,7 +105,7 @@ def unwrap(wrapping_key: bytes, wrapped: bytes, bound_to: bytes) -> bytes:
     """The key inside; raises IntegrityFault when the wrapping key or the place is another."""
     try:
         return AESGCM(wrapping_key).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], bound_to)
-    except InvalidTag as error:
+    except (InvalidTag, ValueError) as error:  # too short for a nonce is a ValueError
         raise IntegrityFault("a key does not unwrap here: foreign or damaged keys") from error
 
 
@@ -115,6 +116,19 @@ def blind(tag_key: bytes, kind: str, name: str) -> str:
     """
     digest = hmac.digest(tag_key, framed(kind.encode(), name.encode()), "sha256")[:16]
     return f"{kind.rpartition(':')[2]}:{urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def _decompressed(packed: bytes) -> bytes:
+    decompressor = zlib.decompressobj(zdict=PRIMER)
+    try:
+        body = decompressor.decompress(packed, BODY_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise IntegrityFault("a body does not decompress") from error
+    if len(body) > BODY_BYTES_MAX:
+        raise IntegrityFault(f"a body opens to more than {BODY_BYTES_MAX} bytes")
+    if not decompressor.eof:
+        raise IntegrityFault("a body does not decompress: it is cut short")
+    return body
 
 
 def _padded_length(length: int) -> int:

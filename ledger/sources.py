@@ -162,9 +162,7 @@ def message_refusal(ref: MessageRef, captured: Captured | None, now_text: str) -
     return None
 
 
-def first_overlap(refs: Sequence[str]) -> str | None:
-    """The first ref that overlaps an earlier one of the same list."""
-    for at, ref in enumerate(refs):
-        if overlapping_any(ref, refs[:at]):
-            return ref
-    return None
+def first_overlap(refs: Sequence[str]) -> int | None:
+    """The place of the first ref that overlaps an earlier one of the same list."""
+    places = (at for at, ref in enumerate(refs) if overlapping_any(ref, refs[:at]))
+    return next(places, None)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from struct import pack
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 
@@ -17,6 +18,9 @@ BUSY_TIMEOUT_MS = 5000
 
 CHECKPOINT_BYTES = 4 * 1024 * 1024
 """How large a write-ahead log may grow before it is moved into its file."""
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
 
 _PRAGMAS: dict[str, str | int] = {
     "secure_delete": 1,
@@ -67,6 +71,22 @@ def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises RefusedError for a file of another program, before anything is put beside it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RefusedError(_read_only(path)) from error
+    is_database = header.startswith(_MAGIC) and len(header) == _HEADER_BYTES
+    # Our tables and our application id reach the file together, with its first checkpoint.
+    has_tables, is_ours = any(header[40:44]), header[68:72] == pack(">I", APPLICATION_ID)
+    if header and not (is_database and (is_ours or not has_tables)):
+        raise RefusedError(_not_ours(path))
 
 
 @contextmanager
@@ -120,7 +140,10 @@ class SpaceLock:
             self._thread_lock.release()
 
     def _flock(self) -> int:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RefusedError(_read_only(self._path)) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -152,13 +175,14 @@ class SpaceLock:
 def _opening(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        # SQLite quotes a damaged schema in its message, which then is no text.
         raise _named(error, path) from error
     except OSError as error:
         raise RefusedError(_read_only(path)) from error
 
 
-def _named(error: sqlite3.DatabaseError, path: Path) -> Exception:
+def _named(error: Exception, path: Path) -> Exception:
     match getattr(error, "sqlite_errorname", "").split("_")[1:2]:
         case ["NOTADB"]:
             return RefusedError(_not_ours(path))
@@ -169,6 +193,8 @@ def _named(error: sqlite3.DatabaseError, path: Path) -> Exception:
 
 
 def _create(connection: sqlite3.Connection, path: Path, schema: str, schema_number: int) -> None:
+    # Before the first write: SQLite gives the files beside it the mode it finds here.
+    path.chmod(0o600)
     # WAL and secure_delete hold from the first page on: turned on late, they leave residue.
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA journal_mode=WAL")
@@ -176,7 +202,6 @@ def _create(connection: sqlite3.Connection, path: Path, schema: str, schema_numb
         f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID};"
         f" PRAGMA user_version={schema_number}; {schema} COMMIT;"
     )
-    path.chmod(0o600)
 
 
 def _check_identity(connection: sqlite3.Connection, path: Path, schema_number: int) -> None:

@@ -12,9 +12,17 @@ from eventsourcing.dcb.api import (
     DCBQuery,
     DCBQueryItem,
 )
+
 from memoranda.ledger import chain
 from memoranda.ledger.entries import Head, Row
-from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.errors import (
+    IntegrityFault,
+    OutcomeUnknown,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
 from memoranda.ledger.recorder import Recorder, SealedEvent
 from memoranda.ledger.sqlite_files import (
     BUSY_TIMEOUT_MS,
@@ -92,7 +100,12 @@ class SQLiteSnapshot:
             " WHERE h.space = ?",
             (self._space,),
         ).fetchone()
-        return Head(*row) if row else Head(0, chain.origin(self._space), 0, 0, 0)
+        if row is None:
+            return Head(0, chain.origin(self._space), 0, 0, 0)
+        position, link, term, key_epoch, recorded_at = row
+        if tuple(map(type, row[:4])) != (int, bytes, int, int) or position < 0:
+            raise IntegrityFault("the head row is damaged")
+        return Head(position, link, term, key_epoch, _time(recorded_at))
 
     def latest(self, tag: str, event_type: str) -> Row | None:
         """The newest event of one type under a tag; its cost does not grow with the others."""
@@ -114,7 +127,7 @@ class SQLiteSnapshot:
                 " ORDER BY e.position LIMIT ?",
                 (self._space, after, limit),
             )
-            return [_row(row) for row in rows]
+            return _in_order([_row(row) for row in rows], after)
         parts = [self._positions(item) for item in query.items]
         positions = " UNION ".join(sql for sql, _ in parts)
         values = [value for _, item_values in parts for value in item_values]
@@ -134,15 +147,16 @@ class SQLiteSnapshot:
             " WHERE space = ? AND position > ? AND position <= ?",
             (self._space, after, through),
         )
-        return set(rows)
+        return {(int(position), str(tag), str(kind)) for position, tag, kind in rows}
 
-    def stray_rows(self) -> list[tuple[str, int]]:
+    def stray_rows(self) -> list[tuple[str, int | None]]:
         """Rows that belong to no event: (table, position), for audit."""
         return [
             (table, position)
             for table in ("tags", "bodies")
             for (position,) in self._connection.execute(
-                f"SELECT DISTINCT position FROM {table} t WHERE NOT EXISTS (SELECT 1 FROM events e"
+                "SELECT DISTINCT CASE typeof(position) WHEN 'integer' THEN position END"
+                f" FROM {table} t WHERE NOT EXISTS (SELECT 1 FROM events e"
                 " WHERE e.space = t.space AND e.position = t.position)"
             )
         ]
@@ -312,7 +326,7 @@ class SQLiteRecorder(Recorder):
         self._writer.execute("PRAGMA busy_timeout=0")
         try:
             return truncate_wal(self._writer)
-        except sqlite3.OperationalError:
+        except sqlite3.Error:
             return False
         finally:
             self._writer.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
@@ -332,6 +346,43 @@ class SQLiteRecorder(Recorder):
         return StorageFault("the log could not be written; nothing was written")
 
 
+_BODY_TYPES = ((str, bytes), (type(None), type(None)))
+_ROW_TYPES = frozenset((int, str, int, bytes, str, bytes, bytes, *body) for body in _BODY_TYPES)
+_TIME_MAX = 253_402_300_800_000_000
+"""The year 10000, which no clock shows and no date can say."""
+
+
 def _row(columns: tuple[Any, ...]) -> Row:
-    row = Row(*columns)
-    return row._replace(tags=tuple(columns[4].split("\n")) if columns[4] else ())
+    if tuple(map(type, columns)) not in _ROW_TYPES or not 0 <= columns[2] < _TIME_MAX:
+        columns = _retyped(columns)
+    tags = tuple(columns[4].split("\n")) if columns[4] else ()
+    return Row._make((*columns[:4], tags, *columns[5:]))
+
+
+def _retyped(columns: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row whose damage reaches into its types, as values that the chain will not confirm."""
+    position, event_type, recorded_at, header, tags, commitment, link, key_id, sealed = columns
+    if not isinstance(position, int):
+        raise IntegrityFault("a position in the log is no number")
+    return (
+        position, str(event_type), _time(recorded_at), _bytes(header), str(tags),
+        _bytes(commitment), _bytes(link),
+        None if key_id is None else str(key_id), None if sealed is None else _bytes(sealed),
+    )  # fmt: skip
+
+
+def _bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _time(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < _TIME_MAX else 0
+
+
+def _in_order(rows: list[Row], after: int) -> list[Row]:
+    """The rows, once it is sure that a reader who goes on from the last one gets to the end."""
+    for row in rows:
+        if row.position <= after:
+            raise IntegrityFault(f"position {row.position} follows {after}: the order is damaged")
+        after = row.position
+    return rows

@@ -64,4 +64,4 @@ def parse_time(text: str) -> datetime:
     found = _TIME.fullmatch(text)
     if found is None or (found[3] or "").endswith("0"):
         raise ValueError("a time is RFC 3339 in UTC ending in Z, or a date YYYY-MM-DD")
-    return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)
+    return datetime.fromisoformat(text)

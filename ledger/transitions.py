@@ -291,7 +291,9 @@ def _contributions(
 
 def _rejections(change: Change, previous: Record) -> tuple[Rejection, ...]:
     own = [
-        Rejection(ref=ref, reason=change.reason or "", revision=previous.revision + 1)
+        Rejection.model_construct(
+            ref=ref, reason=change.reason or "", revision=previous.revision + 1
+        )
         for ref in source_refs(previous)
     ]
     return (*previous.rejections, *own)[-REJECTIONS_MAX:]
@@ -301,9 +303,9 @@ def _within_rules(record: Record, change: Change, previous: AnyRecord | None) ->
     refs = source_refs(record)
     if len(refs) > SOURCES_MAX:
         return Refused(Refusal.LIMIT_EXCEEDED, "sources", f"at most {SOURCES_MAX}")
-    if overlapping := first_overlap(refs):
-        place = f"sources.{refs.index(overlapping)}"
-        return Refused(Refusal.VALUE_INVALID, place, "overlaps another source of the record")
+    if (place := first_overlap(refs)) is not None:
+        message = "overlaps another source of the record"
+        return Refused(Refusal.VALUE_INVALID, f"sources.{place}", message)
     if not refs:
         return Refused(Refusal.VALUE_INVALID, "sources", "at least one source")
     if change.action in {"publish", "correct"} and not _has_new_source(change, previous):

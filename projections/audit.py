@@ -1,7 +1,6 @@
 """Audit: chain, tags, commitments, receipts, keys and views agree, or where they do not."""
 
 import sqlite3
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,12 +10,13 @@ from memoranda.ledger.entries import Event, Head, Row, Tag
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
+    KeysRotated,
     OperationBody,
     RecordBody,
     RecordCommitted,
     Value,
 )
-from memoranda.ledger.log import Log
+from memoranda.ledger.log import FIRST_KEY_EPOCH, Log
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.projections.feed import current
 from memoranda.projections.views import View, ViewFile
@@ -62,19 +62,26 @@ class Audit:
     def verify(self) -> AuditReport:
         """Recomputes everything that can be recomputed; writes nothing but stale views."""
         verifier = Verifier(self._checked)
+        self._log.drop_opened_keys()
         try:
             with self._log.reading() as store:
                 for fault in store.storage_faults():
                     verifier.find(None, "storage", fault)
                 verifier.read(store)
                 verifier.finish(store)
-            for view in self._checked:
-                with current(self._log, self._views, view) as (store, connection):
-                    verifier.read(store)
-                    verifier.compare(view, connection)
-        except StorageFault as fault:
+        except (StorageFault, IntegrityFault) as fault:
             verifier.find(None, "storage", str(fault))
+        for view in self._checked:
+            self._compare(verifier, view)
         return verifier.report(self._log.space)
+
+    def _compare(self, verifier: "Verifier", view: View) -> None:
+        try:
+            with current(self._log, self._views, view) as (store, connection):
+                verifier.read(store)
+                verifier.compare(view, connection)
+        except (StorageFault, IntegrityFault) as fault:
+            verifier.find(None, "view", f"{view.name} cannot be computed: {fault}")
 
 
 @dataclass
@@ -100,6 +107,7 @@ class Verifier:
         self._forgotten_conflicts: dict[str, int] = {}
         self._removed_keys: dict[str, int] = {}
         self._completed = 0
+        self._key_epoch = FIRST_KEY_EPOCH
         self._tags: set[tuple[int, str, str]] = set()
         self._tags_through = 0
         self._expected_views = {view.name: _empty(view) for view in views}
@@ -169,15 +177,18 @@ class Verifier:
     def _event(self, store: SealedStore, row: Row) -> None:
         try:
             event = store.event(row)
-            body = event.body(Value)
-        except (IntegrityFault, zlib.error) as fault:
+            self._opened_event(store, event, event.body(Value))
+        except IntegrityFault as fault:
             self.find(row.position, "seal", str(fault))
-            return
+
+    def _opened_event(self, store: SealedStore, event: Event, body: Value | None) -> None:
         self._body(event, body)
         if isinstance(event.header, RecordCommitted):
             self._record(store, event, body)
         if isinstance(event.header, ForgetCompleted):
             self._completed = event.header.through
+        if isinstance(event.header, KeysRotated):
+            self._rotation(event, event.header.key_epoch)
         if isinstance(body, OperationBody):
             self._names(store, event, Tag("personal:op", body.operation_id))
         if operation := event.tag("personal:op"):
@@ -194,6 +205,11 @@ class Verifier:
         elif event.header.BODY is not None:
             self._erased += 1
             self._unread.append((row.position, row.tags))
+
+    def _rotation(self, event: Event, key_epoch: int) -> None:
+        if key_epoch <= self._key_epoch:
+            self.find(event.position, "epoch", f"key epoch {key_epoch} was there already")
+        self._key_epoch = key_epoch
 
     def _once(self, event: Event, operation: str) -> None:
         if operation in self._operations:
@@ -242,11 +258,13 @@ class Verifier:
         """What can only be said once everything was read."""
         if store.head[:2] != self._tip[:2]:
             self.find(store.head.position, "head", "the head row is not at the last event")
+        if store.head.key_epoch != self._key_epoch:
+            self.find(store.head.position, "head", f"the key epoch of the log is {self._key_epoch}")
         for position, tag, _ in sorted(self._tags):
             if position <= self._tip.position:
                 self.find(position, "tag", f"a {_kind(tag)} tag row is not one of its event")
-        for table, position in store.stray_rows():
-            self.find(position, "stray", f"a row of {table} belongs to no event")
+        for table, stray in store.stray_rows():
+            self.find(stray, "stray", f"a row of {table} belongs to no event")
         self._erasures(store)
 
     def _erasures(self, store: SealedStore) -> None:

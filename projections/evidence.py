@@ -11,7 +11,7 @@ from memoranda.ledger.candidates import (
     stored_in,
     users_of,
 )
-from memoranda.ledger.commands import SourceRef
+from memoranda.ledger.commands import ReadRecord, ReadSource, SourceRef, admit
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Conflict, Value
 from memoranda.ledger.guards import Seen, captured_at, reader_of
@@ -67,6 +67,8 @@ class Evidence:
 
     def of(self, caller: Caller, candidate_id: str) -> EvidenceRead | Refused:
         """The candidate with the original text of its sources (PM 2.3, 4.3)."""
+        if isinstance(request := admit(ReadRecord, {"record_id": candidate_id}), Refused):
+            return request
         with self._log.reading() as store:
             guards = reader_of(store, caller, "evidence")
             if isinstance(guards, Refused):
@@ -94,6 +96,8 @@ class Evidence:
 
     def source(self, caller: Caller, ref: str) -> SourceTime | Refused:
         """When the cited message was said; an item may ask for its captured one only (F7)."""
+        if isinstance(request := admit(ReadSource, {"ref": ref}), Refused):
+            return request
         with self._log.reading() as store:
             guards = reader_of(store, caller, "read")
             if isinstance(guards, Refused):

@@ -19,7 +19,7 @@ def current(
 ) -> Iterator[tuple[SealedStore, sqlite3.Connection]]:
     """One snapshot of the log and the view's tables at exactly that position."""
     # The view is held first: a snapshot taken after that is never older than the checkpoint.
-    with views.held() as connection, log.reading() as store:
+    with views.held() as connection, log.reading() as store, views.answering():
         catch_up(store, views, view)
         yield store, connection
 
@@ -51,7 +51,7 @@ def catch_up(store: SealedStore, views: ViewFile, view: View) -> int:
 
 def rebuild(log: Log, views: ViewFile, view: View) -> int:
     """Computes the view from the first event; how many there were."""
-    with views.held(), log.reading() as store:
+    with views.held(), log.reading() as store, views.answering():
         with views.writing():
             views.drop(view)
         return catch_up(store, views, view)

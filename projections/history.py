@@ -13,6 +13,7 @@ from memoranda.ledger.candidates import (
     stored_in,
 )
 from memoranda.ledger.case import operation_selector
+from memoranda.ledger.commands import ReadOperation, ReadRecord, admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (
@@ -90,6 +91,9 @@ class History:
         self, caller: Caller, record_id: str, *, include_inactive: bool = False
     ) -> RecordRead | Refused:
         """The record with its open conflicts; an inactive one only when asked for (F35)."""
+        asked = {"record_id": record_id, "include_inactive": include_inactive}
+        if isinstance(request := admit(ReadRecord, asked), Refused):
+            return request
         with self._log.reading() as store:
             guards = reader_of(store, caller, "read")
             if isinstance(guards, Refused):
@@ -106,6 +110,8 @@ class History:
 
     def revisions(self, caller: Caller, record_id: str) -> tuple[RevisionRead, ...] | Refused:
         """Every revision of the record in order, forgotten ones without what they said."""
+        if isinstance(request := admit(ReadRecord, {"record_id": record_id}), Refused):
+            return request
         with self._log.reading() as store:
             guards = reader_of(store, caller, "read")
             if isinstance(guards, Refused):
@@ -115,6 +121,8 @@ class History:
 
     def operation(self, caller: Caller, operation_id: str) -> OperationRead | Refused:
         """The operation with its first content and receipt; a model sees its own only."""
+        if isinstance(request := admit(ReadOperation, {"operation_id": operation_id}), Refused):
+            return request
         with self._log.reading() as store:
             guards = reader_of(store, caller, "operation")
             if isinstance(guards, Refused):

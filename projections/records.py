@@ -1,22 +1,40 @@
 """The view of records: where each one stands, to list them without opening all."""
 
 import sqlite3
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field, StrictBool, StrictInt
+from pydantic_core import PydanticCustomError
 
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import Stored, stored_in
+from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
-from memoranda.ledger.errors import Refused
-from memoranda.ledger.events import RecordCommitted
+from memoranda.ledger.errors import IntegrityFault, Refused
+from memoranda.ledger.events import RecordCommitted, Value
 from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record
+from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps, microseconds, parse_time, time_text
 from memoranda.projections.feed import current
 from memoranda.projections.history import RecordRead, read_of
 from memoranda.projections.views import ViewFile
 
 LIST_MAX = 100
+
+
+def _limit(limit: int) -> int:
+    if limit > LIST_MAX:
+        raise PydanticCustomError("limit_exceeded", "at most {limit}", {"limit": LIST_MAX})
+    return limit
+
+
+class Listing(Value):
+    """What a list asks for."""
+
+    include_inactive: StrictBool = False
+    limit: Annotated[StrictInt, Field(ge=1), AfterValidator(_limit)]
 
 
 class RecordsView:
@@ -44,7 +62,8 @@ CREATE INDEX records_by_status ON records (status, newest_source)
         if not isinstance(event.header, RecordCommitted):
             return
         tag = event.tag("personal:rec")
-        assert tag is not None, "every record event carries its record's tag"
+        if tag is None:
+            raise IntegrityFault(f"position {event.position}: a record's event without its tag")
         connection.execute(
             _PUT,
             {
@@ -97,6 +116,9 @@ class Records:
         self, caller: Caller, *, include_inactive: bool = False, limit: int = LIST_MAX
     ) -> tuple[RecordRead, ...] | Refused:
         """Active records, newest source first; with the inactive ones when asked for."""
+        asked = {"include_inactive": include_inactive, "limit": limit}
+        if isinstance(listing := admit(Listing, asked), Refused):
+            return listing
         now = microseconds(self._stamps.now())
         where = "WHERE :all OR (status = 'accepted' AND coalesce(effective_at, :now) <= :now"
         where += " AND coalesce(expires_at, :now + 1) > :now)"
@@ -108,6 +130,8 @@ class Records:
         self, caller: Caller, *, limit: int = LIST_MAX
     ) -> tuple[RecordRead, ...] | Refused:
         """Candidates, the oldest first."""
+        if isinstance(listing := admit(Listing, {"limit": limit}), Refused):
+            return listing
         return self._opened(caller, "WHERE status = 'candidate' ORDER BY opened", {"limit": limit})
 
     def counts(self) -> dict[str, int]:
@@ -123,7 +147,16 @@ class Records:
             guards = reader_of(store, caller, "query")
             if isinstance(guards, Refused):
                 return guards
-            rows = connection.execute(f"SELECT position FROM records {where} LIMIT :limit", values)
-            events = [store.at(position) for (position,) in rows.fetchall()]
-            found = (stored_in(event) for event in events)
+            query = f"SELECT record, position FROM records {where} LIMIT :limit"
+            rows = connection.execute(query, values).fetchall()
+            found = [_stored(store, record, position) for record, position in rows]
             return tuple(read_of(store, stored, now_text) for stored in found if stored)
+
+
+def _stored(store: SealedStore, record: object, position: object) -> Stored | None:
+    event = store.at(position) if isinstance(position, int) else None
+    tag = event.tag("personal:rec") if event else None
+    if tag is None or tag.blind != record:
+        # Told apart from an answer here, so that the view is computed anew and nothing is crossed.
+        raise sqlite3.DatabaseError("a row of the view points at another event")
+    return stored_in(event)

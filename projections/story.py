@@ -4,6 +4,7 @@ from typing import assert_never
 
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import conflicts_about, history_of, stored_in
+from memoranda.ledger.commands import ReadRecord, admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (
@@ -29,6 +30,8 @@ class Story:
 
     def tell(self, caller: Caller, record_id: str) -> tuple[str, ...] | Refused:
         """One sentence or more per event, in the order of the log."""
+        if isinstance(request := admit(ReadRecord, {"record_id": record_id}), Refused):
+            return request
         with self._log.reading() as store:
             guards = reader_of(store, caller, "read")
             if isinstance(guards, Refused):

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -27,6 +27,9 @@ CREATE TABLE checkpoints (
 ) WITHOUT ROWID;
 """
 LOCK_WAIT_S = 10.0
+
+_PASSING = ("SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
+"""Faults of the moment, which say nothing about what the file holds."""
 
 
 class Checkpoint(NamedTuple):
@@ -64,17 +67,21 @@ class ViewFile:
         try:
             return self._connect()
         except (StorageFault, RefusedError):
-            # Nothing is lost with a view: what cannot be read is thrown away and computed again.
-            for name in ("", "-wal", "-shm"):
-                self._path.with_name(self._path.name + name).unlink(missing_ok=True)
-            return self._connect()
+            return self._start_again()
+
+    def _start_again(self) -> sqlite3.Connection:
+        # Nothing is lost with a view: what cannot be read is thrown away and computed again.
+        for name in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+        return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
         return connect(self._path, schema=SCHEMA, schema_number=SCHEMA_NUMBER, is_disposable=True)
 
     def close(self) -> None:
         with self._lock.held():
-            truncate_wal(self._connection)
+            with suppress(sqlite3.Error):
+                truncate_wal(self._connection)
             self._connection.close()
 
     @contextmanager
@@ -89,8 +96,24 @@ class ViewFile:
         with self._lock.held():
             with transaction(self._connection):
                 yield self._connection
-            if self._wal.stat().st_size > CHECKPOINT_BYTES:
+            # Somebody may have deleted the files; what is open answers on until it is closed.
+            if self._wal.exists() and self._wal.stat().st_size > CHECKPOINT_BYTES:
                 truncate_wal(self._connection)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """What turns out damaged while a view answers is thrown away: the next call computes it.
+
+        Raises StorageFault for that one call.
+        """
+        try:
+            yield
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if getattr(error, "sqlite_errorname", "").startswith(_PASSING):
+                raise
+            self._connection.close()
+            self._connection = self._start_again()
+            raise StorageFault("a view was damaged; ask again, it is computed anew") from error
 
     def checkpoint(self, view: View) -> Checkpoint | None:
         """How far the view is; None when it must be computed from the start."""

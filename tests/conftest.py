@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
@@ -112,3 +113,15 @@ def task_7(memory: Memory) -> Memory:
 def task_9(memory: Memory) -> Memory:
     """Background item task-9 under its authorization, captured source `:50`."""
     return memory.acting_as(BackgroundItem("task-9", 1, "s-bg-9", "agent-bg", "ea-9"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", action="store_true", help="higher counts, for nights and releases"
+    )
+
+
+@pytest.fixture
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether this run may take its time."""
+    return bool(request.config.getoption("--exhaustive"))

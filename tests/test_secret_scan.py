@@ -10,6 +10,7 @@ from runpy import run_path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from memoranda.ledger.secret_scan import _LIBRARY, Secret, find_secrets, redact
 
 _CORPUS = run_path(str(Path(__file__).with_name("secret_corpus.py")))

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
-from memoranda.ledger.screening import SecretPolicy
 from platformdirs import user_data_path, user_state_path
 from pydantic import Field, ValidationError
 from pydantic_settings import (
@@ -13,6 +11,9 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.screening import SecretPolicy
 
 
 class Settings(BaseSettings):

@@ -1,0 +1,755 @@
+"""The command line as a person and a script meet it: answers, exit codes, and hostile input."""
+
+import hashlib
+import json
+import os
+import pty
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from memoranda.ledger.authority import BackgroundItem
+from memoranda.ledger.receipts import Receipt
+from memoranda.tools.cli import application, main
+from memoranda.tools.cli_capture import LINE_BYTES_MAX
+from memoranda.tools.memory import Memory, open_memory
+
+PROGRAM = str(Path(sys.executable).with_name("memoranda"))
+HOSTILE = "\x1b]0;gone\x07 [red]x[/red] \u202eabc\u2066 :smile:\n\x9bsecond"
+WORDS = "I'll be in Kyoto from 12 to 20 November."
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one run said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The one JSON object on standard output."""
+        assert self.out.count("\n") == 1
+        answer = json.loads(self.out)
+        assert isinstance(answer, dict)
+        assert answer["ok"] == (self.code == 0)
+        assert ("error" in answer) == (self.code != 0)
+        return answer
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.answer["error"]
+        return error
+
+
+@dataclass
+class Terminal:
+    """One person's command line, with the three folders of its own."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("data", "state", "home"):
+            self.env[f"MEMORANDA_{name.upper()}"] = str(self.folder / name)
+
+    def __call__(self, *arguments: str, given: str | bytes = b"") -> Said:
+        """One run inside this process."""
+        with CliRunner().isolation(given, {"NO_COLOR": "1", **self.env}) as (out, err, _):
+            code = main(arguments)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return Said(code, out.getvalue().decode(), err.getvalue().decode())
+
+    def start(self, *arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
+        """One run in a process of its own."""
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen([PROGRAM, *arguments], env=self.env, **{**streams, **more})
+
+    def memory(self) -> Memory:
+        """The same ledger from Python."""
+        return open_memory("me", **{n: self.folder / n for n in ("data", "state", "home")})
+
+    def remembered(self, text: str, *more: str) -> str:
+        """The id of a fact that is remembered now."""
+        return str(self("remember", text, *more, "--json").answer["receipt"]["record_id"])
+
+    def proposed(self, content: str = "Lin will be in Kyoto.", text: str = WORDS) -> str:
+        """The id of a candidate that a background item proposed from the first message."""
+        said = {"session": "s", "seq": 1, "role": "user", "text": text, "at": "2024-09-22"}
+        with self.memory() as memory:
+            _ = list(memory.capture([said]))
+            memory.host.bind_primary("s")
+            memory.host.open_task(item_id="i", captured_ref="personal-message:s:1")
+            memory.host.authorize(
+                authorization_id="l", item_id="i", requirement_revision=1, executor_session_id="x"
+            )
+            item = memory.acting_as(BackgroundItem("i", 1, "x", "agent", "l"))
+            receipt = item.propose("travel/kyoto", content, sources=["personal-message:s:1#0-4"])
+        assert isinstance(receipt, Receipt)
+        return str(receipt.record_id)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path)
+
+
+def lines(*messages: object) -> str:
+    return "".join(json.dumps(message) + "\n" for message in messages)
+
+
+# -- the space ------------------------------------------------------------------------------
+
+
+def test_init_creates_the_space_and_shows_the_recovery_code_this_once(run: Terminal) -> None:
+    first, second = run("init"), run("init")
+
+    assert (first.code, second.code) == (0, 0)
+    assert "is ready" in first.out
+    assert "recovery code" in first.err
+    assert "exists already" in second.out
+    assert second.err == ""
+
+
+def test_init_answers_programs_with_the_recovery_code_as_a_field(run: Terminal) -> None:
+    first, second = run("init", "--json"), run("--json", "init")
+
+    assert first.answer["created"] is True
+    assert second.answer["created"] is False
+    assert "recovery_code" not in second.answer
+    checked = run("keys", "recovery", "--check", str(first.answer["recovery_code"]))
+    assert (first.err, checked.code) == ("", 0)
+
+
+def test_a_recovery_code_is_shown_even_when_the_first_write_is_refused(run: Terminal) -> None:
+    refused = run("remember", "my password: hunter2secret9")
+
+    assert refused.code == 1
+    assert refused.err.startswith("secret_detected: ")
+    assert "recovery code" in refused.err
+    again = run("--space", "other", "remember", "my password: hunter2secret9", "--json")
+    assert again.answer["recovery_code"]
+    assert "hunter2" not in refused.out + refused.err
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "candidates", "status", "audit verify", "keys rotate", "show mem_123456"]
+)
+def test_an_unknown_space_is_refused_and_nothing_is_created(run: Terminal, command: str) -> None:
+    refused = run(*command.split())
+
+    assert refused.code == 1
+    assert refused.err.startswith("space_unknown: ")
+    assert "memoranda init" in refused.err
+    assert not (run.folder / "data").exists()
+
+
+def test_options_win_over_variables_and_variables_over_the_file(run: Terminal) -> None:
+    (run.folder / "home").mkdir()
+    (run.folder / "home" / "config.toml").write_text('space = "from-file"\n')
+
+    by_file = run("init", "--json").answer["space"]
+    run.env["MEMORANDA_SPACE"] = "from-variable"
+    by_variable = run("init", "--json").answer["space"]
+    by_option = run("--space", "from-option", "init", "--json").answer["space"]
+
+    assert (by_file, by_variable, by_option) == ("from-file", "from-variable", "from-option")
+
+
+def test_a_setting_that_does_not_fit_is_refused_by_its_name(run: Terminal) -> None:
+    refused = run("--space", "a/b", "init", "--json")
+
+    assert refused.code == 1
+    assert (refused.error["code"], refused.error["field"]) == ("invalid_request", "space")
+
+
+def test_status_counts_and_says_nothing_personal(run: Terminal) -> None:
+    run.remembered("Lin takes her tea without milk", "--key", "drink/tea")
+    run.proposed()
+
+    answer, words = run("status", "--json").answer, run("status").out
+
+    assert answer["records"] == {"accepted": 1, "candidate": 1}
+    assert answer["candidates"] == 1
+    assert str(run.folder / "data" / "me") in words
+    assert "tea" not in words + json.dumps(answer)
+
+
+# -- facts ----------------------------------------------------------------------------------
+
+
+def test_a_fact_is_remembered_listed_and_shown(run: Terminal) -> None:
+    record_id = run.remembered("我家猫叫汤圆", "--key", "pet/cat", "--expires", "2999-01-01")
+
+    listed, shown = run("list"), run("show", record_id)
+
+    assert f"{record_id[:14]}  1    accepted  detail" in listed.out
+    assert listed.out.splitlines()[1].endswith("我家猫叫汤圆")
+    assert "expires     2999-01-01 00:00 UTC" in shown.out
+    assert run("show", "--key", " Pet/Cat ").out == shown.out
+    assert run("show", record_id, "--json").answer["key"] == "pet/cat"
+    (entry,) = run("list", "--json").answer["records"]
+    assert entry["record"]["id"] == record_id
+
+
+def test_what_is_piped_is_neither_cut_nor_padded_nor_coloured(run: Terminal) -> None:
+    run.remembered("long " * 400, "--key", "long")
+
+    listed = run("list").out
+
+    assert ("long " * 400).strip() in listed
+    assert all(row == row.rstrip() for row in listed.splitlines())
+    assert "\x1b" not in listed
+
+
+def test_a_fact_can_come_from_a_pipe_so_that_no_shell_keeps_it(run: Terminal) -> None:
+    assert run("remember", "-", given="Lin has a sister\n").code == 0
+    assert run("list").out.endswith("Lin has a sister\n")
+
+
+def test_bytes_that_are_no_text_are_refused_by_name(run: Terminal) -> None:
+    process = run.start("remember", "-", "--json")
+    out, err = process.communicate(b"caf\xe9")
+
+    assert (process.returncode, err) == (1, b"")
+    assert json.loads(out)["error"]["field"] == "content"
+
+
+def test_a_fact_that_is_known_already_names_its_record(run: Terminal) -> None:
+    record_id = run.remembered("Lin takes her tea without milk")
+
+    refused = run("remember", "Lin takes her  TEA without milk")
+
+    assert refused.code == 1
+    assert refused.err.startswith("revision_conflict: ")
+    assert f"memoranda correct {record_id[:14]}" in refused.err
+
+
+def test_a_retried_operation_answers_with_its_first_receipt(run: Terminal) -> None:
+    record_id = run.remembered("Lin is well", "--operation", "op-1")
+    corrected = ("correct", record_id, "Lin is very well", "--operation", "op-2", "--json")
+    first = run(*corrected).answer["receipt"]
+
+    again = run(*corrected).answer["receipt"]
+    other = run("correct", record_id, "Lin is ill", "--operation", "op-2", "--json")
+
+    assert again == {**first, "replayed": True}
+    assert other.code == 1
+    assert (other.error["code"], other.answer["operation_id"]) == ("operation_conflict", "op-2")
+    assert "Done before" in run(*corrected[:-1]).out
+
+
+def test_a_fresh_operation_id_is_printed(run: Terminal) -> None:
+    assert "\nOperation op-" in run("remember", "Lin is well").out
+
+
+# -- decisions ------------------------------------------------------------------------------
+
+
+def test_a_record_goes_through_its_whole_life(run: Terminal) -> None:
+    name = run.remembered("Lin lives in Chengdu", "--key", "home")[:14]
+
+    steps = [
+        run("correct", name, "Lin lives in Lisbon", "--effective", "2024-03-01"),
+        run("core", "add", name),
+        run("core", "drop", name),
+        run("retire", name, "--reason", "for the test"),
+        run("reactivate", name),
+        run("correct", name, "Lin lives in Porto", "--effective", "none", "--expect", "6"),
+    ]
+    history = run("show", name, "--history").out
+    forgotten = run("forget", name)
+
+    assert [step.code for step in (*steps, forgotten)] == [0] * 7
+    for deed in ("published", "corrected", "moved to core", "moved to detail", "retired"):
+        assert deed in history
+    assert history.count("you") == 7
+    assert "effective" not in history
+    assert "Lisbon" not in run("show", name, "--history").out
+    assert run("list").out == "Nothing is remembered yet: `memoranda remember TEXT` keeps a fact.\n"
+    assert f"{name}  8    forgotten" in run("list", "--all").out
+
+
+def test_a_stale_revision_is_refused_with_the_current_one(run: Terminal) -> None:
+    record_id = run.remembered("Lin is well")
+    run("core", "add", record_id)
+
+    refused = run("retire", record_id, "--expect", "1")
+
+    assert refused.code == 1
+    assert f"memoranda show {record_id[:14]}" in refused.err
+    assert "--expect 2" in refused.err
+    assert run("retire", record_id, "--expect", "1", "--json").error["current_revision"] == 2
+
+
+def test_a_candidate_is_shown_with_its_evidence_and_accepted_as_inspected(run: Terminal) -> None:
+    record_id = run.proposed()
+
+    waiting, evidence = run("candidates"), run("evidence", record_id)
+    accepted = run("accept", record_id, "--expect", "1")
+
+    assert "Lin will be in Kyoto." in waiting.out
+    assert WORDS in evidence.out
+    assert "Cited: I'll" in evidence.out
+    assert "--expect 1" in evidence.out
+    assert accepted.out.startswith(f"Accepted {record_id[:14]}, revision 2.")
+    assert run("candidates", "--json").answer["candidates"] == []
+
+
+def test_a_retried_acceptance_needs_no_revision_again(run: Terminal) -> None:
+    record_id = run.proposed()
+    run("accept", record_id, "--expect", "1", "--operation", "op-a")
+
+    again = run("accept", record_id, "--operation", "op-a", "--json")
+
+    assert again.answer["receipt"]["replayed"] is True
+
+
+def test_evidence_says_which_source_does_not_hold_any_more(run: Terminal) -> None:
+    record_id = run.proposed()
+    hidden = {"session": "s", "seq": 1, "role": "user", "text": WORDS, "at": "2024-09-22"}
+    run("capture", given=lines({**hidden, "hidden": True}))
+
+    evidence = run("evidence", record_id)
+
+    assert "source_rejected" in evidence.out
+    assert WORDS not in evidence.out
+
+
+def test_accepting_without_a_terminal_needs_the_inspected_revision(run: Terminal) -> None:
+    record_id = run.proposed()
+
+    asked, asked_json = run("accept", record_id), run("accept", record_id, "--json")
+
+    assert (asked.code, asked_json.code) == (2, 2)
+    assert "--expect" in asked.err
+    assert asked_json.error["code"] == "usage"
+    assert len(run("candidates", "--json").answer["candidates"]) == 1
+
+
+@pytest.mark.parametrize(("typed", "code", "status"), [("y\n", 0, "accepted"), ("n\n", 1, "candi")])
+def test_on_a_terminal_the_evidence_is_shown_and_the_person_asked(
+    run: Terminal, typed: str, code: int, status: str
+) -> None:
+    record_id = run.proposed()
+    ours, theirs = pty.openpty()
+
+    process = run.start("accept", record_id, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, typed.encode())
+    shown = _read_all(ours)
+
+    assert process.wait() == code
+    assert WORDS.encode()[4:] in shown
+    assert b"Accept it?" in shown
+    assert status in run("list", "--all").out
+
+
+def _read_all(terminal: int) -> bytes:
+    """Everything until the other side hangs up, which Linux tells as an error."""
+    shown = b""
+    try:
+        while part := os.read(terminal, 65_536):
+            shown += part
+    except OSError:
+        pass
+    finally:
+        os.close(terminal)
+    return shown
+
+
+def test_a_rejected_candidate_keeps_its_reason(run: Terminal) -> None:
+    record_id = run.proposed()
+
+    rejected = run("reject", record_id, "--reason", "only a dream")
+
+    assert rejected.code == 0
+    assert "only a dream" in run("show", record_id).out
+    assert "only a dream" in run("audit", "explain", record_id).out
+
+
+def test_a_beginning_names_a_record_only_while_no_other_begins_so(run: Terminal) -> None:
+    one, other = _two_keys_whose_ids_begin_alike()
+    record_id = run.remembered("one", "--key", one)
+    by_beginning = run("show", record_id[:10])
+    run.remembered("other", "--key", other)
+
+    ambiguous, longer = run("show", record_id[:10], "--json"), run("show", record_id[:16])
+
+    assert by_beginning.code == longer.code == 0
+    assert ambiguous.error["code"] == "not_found"
+    assert "more digits" in str(ambiguous.error["message"])
+
+
+def _two_keys_whose_ids_begin_alike() -> tuple[str, str]:
+    seen: dict[str, str] = {}
+    for number in range(100_000):
+        key = f"key/{number}"
+        beginning = hashlib.sha256(key.encode()).hexdigest()[:6]
+        if beginning in seen:
+            return seen[beginning], key
+        seen[beginning] = key
+    raise AssertionError("among 100,000 ids some begin alike")
+
+
+@pytest.mark.parametrize("name", ["mem_12345", "mem_XYZXYZ", "123456", "", "mem_" + "0" * 65])
+def test_what_is_no_record_id_is_refused(run: Terminal, name: str) -> None:
+    run("init")
+
+    assert run("show", name, "--json").error["field"] == "record"
+
+
+@pytest.mark.parametrize("name", ["mem_123456", "mem_" + "0" * 64])
+def test_a_record_that_is_not_there_is_not_found(run: Terminal, name: str) -> None:
+    run("init")
+
+    assert run("forget", name, "--json").error["code"] == "not_found"
+
+
+# -- capture --------------------------------------------------------------------------------
+
+
+def test_capturing_the_same_lines_again_changes_nothing(run: Terminal) -> None:
+    given = lines(*({"role": "user", "text": f"message {n}"} for n in range(150)))
+
+    first, second = run("capture", given=given), run("capture", "--json", given=given)
+
+    assert first.out == "Captured 150, already there 0, refused 0.\n"
+    assert (second.answer["captured"], second.answer["already_there"]) == (0, 150)
+
+
+def test_lines_have_their_place_in_their_session_unless_they_say_so(run: Terminal) -> None:
+    given = lines(
+        {"role": "user", "text": "first"},
+        {"role": "user", "text": "elsewhere", "session": "b"},
+        {"role": "user", "text": "second"},
+        {"role": "user", "text": "seventh", "seq": 7},
+    )
+    run("capture", "--session", "a", "--primary", given=given)
+
+    with run.memory() as memory:
+        found = {
+            ref: not hasattr(memory.source(f"personal-message:{ref}"), "refusal")
+            for ref in ("a:1", "a:2", "a:3", "a:7")
+        }
+        elsewhere = memory.source("personal-message:b:1")
+
+    assert found == {"a:1": True, "a:2": True, "a:3": False, "a:7": True}
+    assert elsewhere.code == "source_not_bound"
+
+
+def test_a_refused_line_is_named_and_the_others_go_on(run: Terminal) -> None:
+    deep = "[" * 100_000
+    given = lines({"role": "user", "text": "good"}) + "\n" + "{broken\n" + deep + "\n[1]\n"
+    given += lines({"role": "user", "text": "x", "colour": "red"}, {"role": "user", "text": "end"})
+
+    words, answer = run("capture", given=given), run("capture", "--json", given=given).answer
+
+    assert words.code == 1
+    assert words.out == "Captured 2, already there 0, refused 4.\n"
+    assert words.err.startswith("line 3: invalid_request: is not JSON\n")
+    assert "line 6: invalid_request: colour: is not a parameter of this call" in words.err
+    refusals = answer["refusals"]
+    assert [refusal["line"] for refusal in refusals] == [3, 4, 5, 6]
+
+
+def test_mending_a_refused_line_moves_no_other_message(run: Terminal) -> None:
+    run("capture", given="{broken\n" + lines({"role": "user", "text": "second"}))
+
+    mended = run(
+        "capture",
+        "--json",
+        given=lines({"role": "user", "text": "first"}, {"role": "user", "text": "second"}),
+    ).answer
+
+    assert (mended["captured"], mended["already_there"]) == (1, 1)
+
+
+def test_a_line_without_end_is_refused_and_not_held(run: Terminal) -> None:
+    given = b'{"role": "user", "text": "' + b"x" * (2 * LINE_BYTES_MAX) + b'"}\n'
+    given += lines({"role": "user", "text": "good"}).encode()
+
+    answer = run("capture", "--json", given=given).answer
+
+    assert (answer["captured"], answer["refused"]) == (1, 1)
+    assert answer["error"]["code"] == "limit_exceeded"
+
+
+def test_a_file_can_be_captured_and_a_missing_one_is_usage(run: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "said.jsonl"
+    path.write_text(lines({"role": "user", "text": "hello", "session": "s-1"}))
+
+    captured, missing = run("capture", str(path), "--primary"), run("capture", "nowhere")
+
+    assert captured.out.endswith("The primary session is now s-1.\n")
+    assert missing.code == 2
+
+
+# -- keys and proof -------------------------------------------------------------------------
+
+
+def test_a_recovery_code_can_be_renewed_and_checked(run: Terminal) -> None:
+    old = str(run("init", "--json").answer["recovery_code"])
+
+    new = str(run("keys", "recovery", "--json").answer["recovery_code"])
+    right = run("keys", "recovery", "--check", "-", given=new.lower() + "\n")
+    wrong = run("keys", "recovery", "--check", old, "--json")
+
+    assert right.code == 0
+    assert (wrong.code, wrong.answer["is_valid"]) == (1, False)
+
+
+def test_keys_rotate_puts_the_next_epoch_in_force(run: Terminal) -> None:
+    run.remembered("Lin is well")
+
+    assert "Key epoch 2" in run("keys", "rotate").out
+    assert run("status", "--json").answer["key_epoch"] == 2
+    assert "Lin is well" in run("list").out
+
+
+def test_a_whole_log_is_verified_with_what_was_checked(run: Terminal) -> None:
+    run.remembered("Lin is well")
+
+    verified = run("audit", "verify")
+    report = run("audit", "verify", "--json").answer["report"]
+
+    assert verified.code == 0
+    assert "The log is whole" in verified.out
+    assert (report["events"], report["findings"]) == (2, [])
+
+
+def test_a_changed_log_is_an_integrity_finding_by_its_position(run: Terminal) -> None:
+    record_id = run.remembered("Lin is well")
+    _change(run, "UPDATE bodies SET sealed = zeroblob(length(sealed)) WHERE position = 2")
+
+    words, answer = run("audit", "verify"), run("audit", "verify", "--json")
+    read = run("show", record_id, "--json")
+
+    assert (words.code, answer.code, read.code) == (4, 4, 4)
+    assert words.err.startswith("integrity_finding: ")
+    assert "seal" in words.out
+    assert answer.answer["report"]["findings"][0]["position"] == 2
+    assert read.error["code"] == "integrity_fault"
+
+
+def _change(run: Terminal, statement: str) -> None:
+    with closing(sqlite3.connect(run.folder / "data" / "me" / "ledger.db")) as connection:
+        triggers = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
+        for (name,) in triggers.fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute(statement)
+        connection.commit()
+
+
+# -- what nobody may do to a terminal -------------------------------------------------------
+
+
+def test_stored_text_reaches_no_terminal_raw(run: Terminal) -> None:
+    record_id = run.proposed(HOSTILE, HOSTILE)
+    run.remembered(HOSTILE)
+    run("reject", record_id, "--reason", HOSTILE)
+    commands = ["list --all", f"show {record_id} --history", f"audit explain {record_id}"]
+
+    said = [run(*command.split(), *more) for command in commands for more in ((), ("--json",))]
+
+    for out in (it.out for it in said):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2066"}.intersection(out)
+    assert "[red]x[/red]" in said[0].out
+    assert ":smile:" in said[0].out
+    assert r"\x1b]0;gone\x07" in said[0].out
+    assert said[3].answer["record"]["content"] == HOSTILE
+
+
+def test_evidence_escapes_both_the_candidate_and_the_message(run: Terminal) -> None:
+    evidence = run("evidence", run.proposed(HOSTILE, HOSTILE)).out
+
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"}.intersection(evidence)
+    assert evidence.count(r"\u202e") == 2
+
+
+def test_words_and_emoji_stay_what_they_are(run: Terminal) -> None:
+    text = "家\u3000人 👨\u200d👩\u200d👧 café"
+
+    run.remembered(text)
+
+    assert text in run("list").out
+    assert text in run("list", "--json").out
+
+
+def test_hostile_arguments_are_escaped_in_refusals(run: Terminal) -> None:
+    refused = run("--\x1b[31mx")
+
+    assert refused.code == 2
+    assert "\x1b" not in refused.err
+
+
+def test_an_encoding_that_knows_no_chinese_still_gets_valid_answers(run: Terminal) -> None:
+    run.remembered("我家猫叫汤圆 😀", "--key", "猫")
+    run.env["PYTHONIOENCODING"] = "ascii"
+
+    words, _ = run.start("list").communicate()
+    answer, _ = run.start("list", "--json").communicate()
+
+    assert rb"\u6211" in words
+    assert json.loads(answer.decode("ascii"))["records"][0]["key"] == "猫"
+
+
+# -- usage, faults, signals -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "bogus",
+        "core",
+        "core bogus",
+        "--bogus",
+        "show",
+        "list --limit 0",
+        "retire",
+        "init extra",
+    ],
+)
+def test_a_usage_error_is_told_to_people_and_programs(run: Terminal, arguments: str) -> None:
+    words, answer = run(*arguments.split()), run("--json", *arguments.split())
+
+    assert (words.code, answer.code) == (2, 2)
+    assert answer.error["code"] == "usage"
+    assert "--help" in words.out + words.err
+
+
+def test_the_version_is_told(run: Terminal) -> None:
+    assert run("--version").out.startswith("memoranda ")
+    assert run("--version", "--json").answer["version"]
+
+
+def test_every_command_takes_json_and_every_writing_one_an_operation() -> None:
+    on_records = {"accept", "reject", "correct", "add", "drop", "retire", "reactivate", "forget"}
+
+    options = dict(_options_by_command(get_command(application())))
+
+    assert len(options) == 21
+    assert all("--json" in known for known in options.values())
+    assert {name for name, known in options.items() if "--operation" in known} == {
+        "remember",
+        *on_records,
+    }
+    assert {name for name, known in options.items() if "--expect" in known} == on_records
+
+
+def _options_by_command(command: object) -> list[tuple[str, set[str]]]:
+    inner: dict[str, object] = getattr(command, "commands", {})
+    if inner:
+        return [found for one in inner.values() for found in _options_by_command(one)]
+    parameters: list[object] = getattr(command, "params", [])
+    names = {name for parameter in parameters for name in getattr(parameter, "opts", [])}
+    return [(str(getattr(command, "name", "")), names)]
+
+
+def test_verbose_says_one_line_per_operation_and_no_content(run: Terminal) -> None:
+    said = run("--verbose", "remember", "Lin is well")
+    silent = run("remember", "Lin is very well")
+
+    assert "event='publish' outcome='committed'" in said.err
+    assert "Lin" not in said.err
+    assert silent.err == ""
+
+
+def test_help_does_not_wait_for_the_ledger() -> None:
+    statement = "import sys, memoranda.tools.cli; sys.exit('pydantic' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", statement], check=False).returncode == 0
+
+
+def _file_limit(size: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_disk_that_takes_nothing_is_a_fault(run: Terminal) -> None:
+    run("init")
+
+    process = run.start("remember", "Lin is well", "--json", preexec_fn=_file_limit(8192))
+    out, err = process.communicate()
+
+    assert (process.returncode, err) == (5, b"")
+    assert json.loads(out)["error"]["code"] == "fault"
+
+
+def test_a_fault_at_the_durable_write_is_an_unknown_outcome(run: Terminal) -> None:
+    run("init")
+    # Large and without pattern, so that the write-ahead log outgrows what the disk takes.
+    text = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(3000))
+    given = lines({"role": "user", "text": text}).encode()
+
+    process = run.start("capture", preexec_fn=_file_limit(48 * 1024))
+    _, err = process.communicate(given)
+    again = run("capture", given=given)
+
+    assert process.returncode == 3
+    assert err.startswith(b"outcome_unknown: ")
+    assert b"again" in err
+    assert again.code == 0
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(run: Terminal) -> None:
+    run.remembered("long " * 1000)
+
+    reading, writing = os.pipe()
+
+    process = run.start("list", stdout=writing)
+    os.close(writing)
+    os.close(reading)
+    _, err = process.communicate()
+
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_an_interrupt_ends_the_run_quietly(run: Terminal) -> None:
+    run("init")
+    process = run.start("capture")
+    assert process.stdin is not None
+    process.stdin.write(lines({"role": "user", "text": "x"}).encode() * 64)
+    process.stdin.flush()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and run("status", "--json").answer["position"] == 1:
+        time.sleep(0.05)
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_a_process_without_streams_ends_like_any_other(run: Terminal) -> None:
+    run("init")
+
+    process = run.start("status", preexec_fn=lambda: os.closerange(0, 3))
+    process.communicate()
+
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+def test_an_answer_that_cannot_be_written_is_a_fault(run: Terminal) -> None:
+    run("init")
+    with Path("/dev/full").open("w") as full:
+        process = run.start("status", stdout=full)
+    _, err = process.communicate()
+
+    assert process.returncode == 5
+    assert err == b"fault: the answer could not be written: No space left on device\n"

@@ -1,0 +1,391 @@
+"""Several processes on one ledger, and processes that are killed: nothing acknowledged is lost."""
+
+import json
+import os
+import signal
+import sqlite3
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from memoranda.ledger.authority import ModelSession
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.slots import SlotFile
+from memoranda.ledger.sqlite_files import SpaceLock
+from memoranda.ledger.stamps import Stamps
+from memoranda.tools.memory import Memory, open_memory
+
+SPACE = "us_alice"
+SESSION = "s-main-1"
+WAIT_S = 20.0
+
+
+class Site:
+    """One ledger's folders, and the processes of a test that work on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._children: set[int] = set()
+
+    def open(self, stamps: Stamps | None = None) -> Memory:
+        place = {"data": self.folder / "data", "state": self.folder / "state"}
+        return open_memory(SPACE, **place, home=self.folder, stamps=stamps)
+
+    def start(self, work: Callable[[], None]) -> int:
+        """Runs `work` in a forked process that ends without any clean-up."""
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                work()
+                status = 0
+            except BaseException:  # noqa: BLE001  # the parent asserts on the status
+                self.said("fault", traceback.format_exc())
+            os._exit(status)
+        self._children.add(child)
+        return child
+
+    def end_of(self, child: int) -> int:
+        """Waits for a process; its exit status, or minus the signal that ended it."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                self._children.discard(child)
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.002)
+        pytest.fail("a process did not end")
+
+    def all_end_well(self, *children: int) -> None:
+        statuses = [self.end_of(child) for child in children]
+        assert statuses == [0] * len(children), "\n".join(self.heard("fault"))
+
+    def said(self, name: str, what: object) -> None:
+        """Notes something durably enough for the other processes, in one atomic write."""
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(descriptor, json.dumps(what).encode() + b"\n")
+        os.close(descriptor)
+
+    def heard(self, name: str) -> list:
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, name: str, count: int = 1) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while len(self.heard(name)) < count:
+            assert time.monotonic() < deadline, f"{name} was not said {count} times"
+            time.sleep(0.002)
+
+    def kill_all(self) -> None:
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    site.open().close()
+    yield site
+    site.kill_all()
+
+
+def together(site: Site, count: int, work: Callable[[Memory, int], None]) -> None:
+    """Runs `work` in so many processes, each with the ledger open before any of them starts."""
+
+    def one(number: int) -> None:
+        with site.open() as memory:
+            site.said("ready", number)
+            site.wait_for("go")
+            work(memory, number)
+
+    children = [site.start(lambda number=number: one(number)) for number in range(count)]
+    site.wait_for("ready", count)
+    site.said("go", "all")
+    site.all_end_well(*children)
+
+
+def positions_of(site: Site) -> list[int]:
+    path = site.folder / "data" / SPACE / "ledger.db"
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as raw:
+        return [position for (position,) in raw.execute("SELECT position FROM events ORDER BY 1")]
+
+
+# -- many writers ---------------------------------------------------------------------------------
+
+
+def test_many_processes_write_own_records_and_one_hot_record(site, exhaustive):
+    processes, rounds = (8, 60) if exhaustive else (4, 8)
+    with site.open() as memory:
+        hot = memory.publish("counter", "0").record_id
+
+    def work(memory: Memory, number: int) -> None:
+        for n in range(rounds):
+            own = memory.publish(f"own {number} {n}", f"fact {number} {n}")
+            site.said("own", [own.record_id, own.position, f"fact {number} {n}"])
+            while True:
+                seen = memory.read(hot).record
+                answer = memory.correct(hot, seen.revision, str(int(seen.content) + 1))
+                if isinstance(answer, Receipt):
+                    break
+                assert answer.refusal is Refusal.REVISION_CONFLICT
+            site.said("hot", answer.position)
+
+    together(site, processes, work)
+
+    with site.open() as memory:
+        own, total = site.heard("own"), processes * rounds
+        assert len(own) == len(site.heard("hot")) == total
+        assert memory.read(hot).record.content == str(total)
+        assert memory.read(hot).record.revision == total + 1
+        for record_id, position, content in own:
+            read = memory.read(record_id)
+            assert (read.position, read.record.content) == (position, content)
+        report = memory.audit.verify()
+        assert report.findings == ()
+        assert report.records == total + 1
+    positions = positions_of(site)
+    assert positions == list(range(1, len(positions) + 1))
+    acknowledged = [position for _, position, _ in own] + site.heard("hot")
+    assert len(set(acknowledged)) == len(acknowledged)
+    assert set(acknowledged) < set(positions)
+
+
+def test_one_operation_id_from_many_processes_is_one_record_and_one_receipt(site):
+    def work(memory: Memory, _: int) -> None:
+        for n in range(5):
+            answer = memory.publish(f"key {n}", f"fact {n}", operation_id=f"op-{n}")
+            site.said(f"op-{n}", [answer.position, answer.record_digest, answer.replayed])
+
+    together(site, 4, work)
+
+    for n in range(5):
+        answers = site.heard(f"op-{n}")
+        assert len({(position, digest) for position, digest, _ in answers}) == 1
+        assert sorted(replayed for *_, replayed in answers) == [False, True, True, True]
+    with site.open() as memory:
+        assert memory.status().records == {"accepted": 5}
+        assert memory.audit.verify().findings == ()
+
+
+def test_one_source_claimed_by_two_processes_belongs_to_one_of_them(site):
+    with site.open() as memory:
+        memory.host.bind_primary(SESSION)
+        for seq in range(1, 6):
+            message = {"session": SESSION, "seq": seq, "role": "user", "text": f"said {seq}"}
+            assert all(hasattr(answer, "ref") for answer in memory.capture([message]))
+
+    def work(memory: Memory, number: int) -> None:
+        primary = memory.acting_as(ModelSession(SESSION, "agent-main"))
+        for seq in range(1, 6):
+            ref = f"personal-message:{SESSION}:{seq}"
+            answer = primary.publish(f"key {number} {seq}", "a fact", sources=[ref])
+            site.said(
+                f"source {seq}",
+                answer.refusal.number if isinstance(answer, Refused) else answer.outcome,
+            )
+
+    together(site, 2, work)
+
+    for seq in range(1, 6):
+        assert sorted(site.heard(f"source {seq}")) == ["F14", "committed"]
+    with site.open() as memory:
+        assert memory.audit.verify().findings == ()
+
+
+def test_a_process_goes_on_across_the_rotations_of_another(site):
+    with site.open() as memory:
+        first = memory.publish("first", "fact 0")
+
+    def rotate() -> None:
+        for turn in range(3):
+            site.wait_for("written", turn + 1)
+            with site.open() as memory:
+                site.said("rotated", memory.rotate_keys())
+
+    rotator = site.start(rotate)
+    with site.open() as memory:
+        for turn in range(3):
+            written = memory.publish(f"key {turn}", f"fact {turn}")
+            site.said("written", turn)
+            site.wait_for("rotated", turn + 1)
+
+            assert memory.read(first.record_id).record.content == "fact 0"
+            assert memory.read(written.record_id).record.content == f"fact {turn}"
+            assert memory.correct(written.record_id, 1, f"again {turn}").to_revision == 2
+        assert memory.status().key_epoch == 4
+        assert memory.audit.verify().findings == ()
+    site.all_end_well(rotator)
+
+
+# -- the lock -------------------------------------------------------------------------------------
+
+
+def hold(site: Site, path: Path) -> int:
+    """A process that takes the lock and keeps it until it is killed."""
+
+    def work() -> None:
+        with SpaceLock(path, wait_s=WAIT_S).held():
+            site.said("held", "lock")
+            time.sleep(WAIT_S)
+
+    holder = site.start(work)
+    site.wait_for("held")
+    return holder
+
+
+def test_a_lock_that_another_process_holds_is_busy_after_the_wait(site, tmp_path):
+    hold(site, tmp_path / "lock")
+    lock = SpaceLock(tmp_path / "lock", wait_s=0.05)
+
+    with pytest.raises(RefusedError) as refused, lock.held():
+        pytest.fail("it is held elsewhere")
+
+    assert refused.value.refused.refusal is Refusal.BUSY
+
+
+def test_a_lock_that_another_thread_holds_is_busy_after_the_wait(tmp_path):
+    lock = SpaceLock(tmp_path / "lock", wait_s=0.05)
+    answers = []
+
+    def other() -> None:
+        try:
+            with lock.held():
+                answers.append("held")
+        except RefusedError as error:
+            answers.append(error.refused.refusal)
+
+    with lock.held():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    assert answers == [Refusal.BUSY]
+
+
+def test_the_lock_is_reentrant_in_its_thread_and_free_after_the_outermost(tmp_path):
+    lock, other = (SpaceLock(tmp_path / "lock", wait_s=0.05) for _ in range(2))
+
+    with lock.held():
+        with lock.held(), lock.held():
+            pass
+        with pytest.raises(RefusedError), other.held():
+            pytest.fail("the inner exits gave it back")
+
+    with other.held():
+        pass
+
+
+def test_a_killed_process_releases_the_lock(site, tmp_path):
+    holder = hold(site, tmp_path / "lock")
+    os.kill(holder, signal.SIGKILL)
+
+    with SpaceLock(tmp_path / "lock", wait_s=WAIT_S).held():
+        assert site.end_of(holder) == -signal.SIGKILL
+
+
+def test_whoever_came_too_late_for_the_lock_gives_it_back(site, tmp_path):
+    holder = hold(site, tmp_path / "lock")
+    late = SpaceLock(tmp_path / "lock", wait_s=0.02)
+    for _ in range(3):
+        with pytest.raises(RefusedError), late.held():
+            pytest.fail("it is held elsewhere")
+    os.kill(holder, signal.SIGKILL)
+    site.end_of(holder)
+
+    for _ in range(3):
+        fresh = SpaceLock(tmp_path / "lock", wait_s=WAIT_S)
+        with fresh.held(), pytest.raises(RefusedError), late.held():
+            pytest.fail("it is held elsewhere")
+    with SpaceLock(tmp_path / "lock", wait_s=WAIT_S).held():
+        pass
+
+
+def test_a_command_on_a_busy_ledger_is_refused_and_succeeds_later_under_its_id(site, monkeypatch):
+    monkeypatch.setattr("memoranda.ledger.log.BUSY_WAIT_S", 0.05)
+    with site.open() as memory:
+        holder = hold(site, site.folder / "data" / SPACE / "lock")
+
+        refused = memory.publish("home", "I live in Kyoto", operation_id="op-1")
+        os.kill(holder, signal.SIGKILL)
+        site.end_of(holder)
+        receipt = memory.publish("home", "I live in Kyoto", operation_id="op-1")
+
+    assert refused.refusal is Refusal.BUSY
+    assert (receipt.outcome, receipt.replayed) == ("committed", False)
+
+
+# -- killed at every step of a rotation -----------------------------------------------------------
+
+ROTATION = (
+    "rotate:slot-written",
+    "rotate:rewrapped",
+    "rotate:truncated",
+    "rotate:slot-destroyed",
+    "log:commit",
+    "log:committed",
+)
+
+
+def killed_at(step: str) -> Stamps:
+    def reached(name: str) -> None:
+        if name == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Stamps(step=reached)
+
+
+@pytest.mark.parametrize("step", ROTATION)
+def test_a_rotation_killed_at_any_step_loses_nothing_while_another_process_writes(site, step):
+    with site.open() as memory:
+        memory.publish("before", "fact before")
+        before = memory.status().key_epoch
+
+    def write() -> None:
+        with site.open() as memory:
+            n = 0
+            while not site.heard("stop"):
+                receipt = memory.publish(f"key {n}", f"fact {n}")
+                site.said("written", [receipt.record_id, f"fact {n}"])
+                n += 1
+
+    def rotate() -> None:
+        site.open(killed_at(step)).rotate_keys()
+
+    writer = site.start(write)
+    site.wait_for("written", 3)
+    rotator = site.start(rotate)
+    assert site.end_of(rotator) == -signal.SIGKILL
+    site.wait_for("written", len(site.heard("written")) + 3)
+    with site.open() as beside:
+        assert beside.read(site.heard("written")[0][0]).record.content == "fact 0"
+    site.wait_for("written", len(site.heard("written")) + 3)
+    site.said("stop", "writer")
+    site.all_end_well(writer)
+
+    with site.open() as memory:
+        for record_id, content in site.heard("written"):
+            assert memory.read(record_id).record.content == content
+        assert memory.audit.verify().findings == ()
+        (key_epoch,) = SlotFile(site.folder / "state" / SPACE / "slots").read()
+        assert memory.status().key_epoch == key_epoch == before + 1
+        assert memory.rotate_keys() == key_epoch + 1
+        assert memory.audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("step", ["keys:minted", "log:commit", "log:committed"])
+def test_a_space_whose_making_was_killed_is_made_or_opened_by_the_next(tmp_path, step):
+    site = Site(tmp_path)
+    maker = site.start(lambda: site.open(killed_at(step)).publish("home", "I live in Kyoto"))
+
+    assert site.end_of(maker) == -signal.SIGKILL
+
+    with site.open() as memory:
+        assert memory.publish("work", "I work in Osaka").outcome == "committed"
+        assert memory.audit.verify().findings == ()

@@ -1,0 +1,171 @@
+"""The command that takes conversations in: messages as JSON lines, each with its own answer."""
+
+import json
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.tools.cli_answers import Answer, ExitCode, Problem
+from memoranda.tools.cli_run import Json, Run, run_of
+from memoranda.tools.render import visible
+
+LINE_BYTES_MAX = 2 * 1024 * 1024
+"""More than the longest message takes when every character of it is escaped."""
+
+REFUSED_SHOWN_MAX = 100
+DEFAULT_SESSION = "main"
+
+
+class MessageLines:
+    """Reads messages off a stream of JSON lines, and keeps what was refused, by line.
+
+    A line without a session belongs to the default one; a line without `seq` has its place among
+    the lines of its session, so that the same stream always says the same.
+    """
+
+    def __init__(self, stream: IO[bytes], session: str) -> None:
+        self._stream = stream
+        self._session = session
+        self._counts: Counter[str] = Counter()
+        self._unanswered: deque[tuple[int, str]] = deque()
+        self.first_session: str | None = None
+        self.refused_count = 0
+        self.refused: list[tuple[int, Refused]] = []
+
+    def messages(self) -> Iterator[dict[str, object]]:
+        """The messages in order; the answer to each is owed to `answered`."""
+        for number, raw in self._numbered():
+            message = _read(raw)
+            if isinstance(message, Refused):
+                # It keeps its place in the default session: mending it moves no other message.
+                self._counts[self._session] += 1
+                self._refuse(number, message)
+                continue
+            session = message.setdefault("session", self._session)
+            self._counts[str(session)] += 1
+            message.setdefault("seq", self._counts[str(session)])
+            self._unanswered.append((number, str(session)))
+            yield message
+
+    def answered(self, refused: Refused | None) -> None:
+        """Notes the answer to the oldest message that has none yet."""
+        number, session = self._unanswered.popleft()
+        if refused is not None:
+            self._refuse(number, refused)
+        elif self.first_session is None:
+            self.first_session = session
+
+    def _refuse(self, number: int, refused: Refused) -> None:
+        self.refused_count += 1
+        if len(self.refused) < REFUSED_SHOWN_MAX:
+            self.refused.append((number, refused))
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+        """Every line that is not blank; of one that is too long, the beginning."""
+        number = 0
+        while raw := self._stream.readline(LINE_BYTES_MAX):
+            number += 1
+            rest = raw
+            while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
+                rest = self._stream.readline(LINE_BYTES_MAX)
+            if raw.strip():
+                yield number, raw
+
+
+def _read(raw: bytes) -> dict[str, object] | Refused:
+    if len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n"):
+        return Refused(Refusal.LIMIT_EXCEEDED, None, f"at most {LINE_BYTES_MAX} bytes a line")
+    try:
+        message = json.loads(raw)
+    except ValueError:
+        return Refused(Refusal.INVALID_REQUEST, None, "is not JSON")
+    except RecursionError:
+        return Refused(Refusal.INVALID_REQUEST, None, "is nested too deeply")
+    if not isinstance(message, dict):
+        return Refused(Refusal.INVALID_REQUEST, None, "is not a JSON object")
+    return message
+
+
+def capture(
+    context: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Messages as JSON lines; standard input unless given.",
+            exists=True,
+            dir_okay=False,
+            allow_dash=True,
+        ),
+    ] = None,
+    *,
+    session: Annotated[
+        str, typer.Option(metavar="ID", help="The session of lines that name none.")
+    ] = DEFAULT_SESSION,
+    primary: Annotated[
+        bool,
+        typer.Option(
+            "--primary",
+            help="Make the session of the first message the primary one: only facts that rest on"
+            " its messages can be accepted. The one before may only read from then on.",
+        ),
+    ] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Take conversation messages in; the same ones again change nothing.
+
+    Each line is an object: role (user, assistant, system, tool) and text; as wanted session, seq,
+    at (a time), origin (user, host, plugin), origin_id, cause, hidden, generated, truncated. A line
+    without seq gets its place among its session's lines. A refused line does not stop the others.
+    """
+    if file is None or str(file) == "-":
+        return _capture(context, MessageLines(sys.stdin.buffer, session), is_primary=primary)
+    with file.open("rb") as stream:
+        return _capture(context, MessageLines(stream, session), is_primary=primary)
+
+
+def _capture(context: typer.Context, lines: MessageLines, *, is_primary: bool) -> Answer | Refused:
+    run = run_of(context)
+    captured = known = 0
+    with run.memory(create=True) as memory:
+        for answer in memory.capture(lines.messages()):
+            lines.answered(answer if isinstance(answer, Refused) else None)
+            if not isinstance(answer, Refused):
+                captured += not answer.replayed
+                known += answer.replayed
+        bound = None
+        if is_primary and lines.first_session is not None:
+            bound = memory.host.bind_primary(lines.first_session)
+    if isinstance(bound, Refused):
+        return bound
+    lines.refused.sort(key=lambda it: it[0])
+    fields: dict[str, object] = {
+        "captured": captured,
+        "already_there": known,
+        "refused": lines.refused_count,
+        "refusals": [{"line": number, **it.wire()} for number, it in lines.refused],
+        "primary_session": bound.session_id if bound else None,
+    }
+    shown = [f"Captured {captured}, already there {known}, refused {lines.refused_count}."]
+    if bound:
+        shown.append(f"The primary session is now {visible(bound.session_id)}.")
+    return Answer(fields, shown, _problem(run, lines))
+
+
+def _problem(run: Run, lines: MessageLines) -> Problem | None:
+    if not lines.refused:
+        return None
+    number, first = lines.refused[0]
+    others = [
+        f"line {number}: {it.code}: {': '.join(filter(None, (it.field, it.message)))}"
+        for number, it in lines.refused[1:]
+    ]
+    if lines.refused_count > len(lines.refused):
+        others.append(f"and {lines.refused_count - len(lines.refused)} lines more")
+    error = {**run.refused(first).error, "line": number}
+    return Problem(ExitCode.REFUSED, error, others)

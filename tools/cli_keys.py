@@ -1,0 +1,70 @@
+"""The commands about the space itself: its creation, its recovery code, its wrapping key."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.tools.cli_answers import Answer, Problem
+from memoranda.tools.cli_run import Json, run_of
+from memoranda.tools.render import line, pairs
+
+CODE_CHARACTERS_MAX = 256
+
+
+def init(context: typer.Context, *, _json: Json = False) -> Answer:
+    """Create the ledger, and show its recovery code once; harmless when it exists already."""
+    run = run_of(context)
+    with run.memory(create=True) as memory:
+        space = memory.status().space
+    settings = run.settings()
+    folders = {
+        "data": str(settings.data.expanduser() / space),
+        "state": str(settings.state.expanduser() / space),
+    }
+    created = run.recovery_code is not None
+    shown: list[RenderableType] = [
+        f"The space {space} {'is ready' if created else 'exists already; nothing was changed'}.",
+        pairs((name, line(folder)) for name, folder in folders.items()),
+        "Keep the state folder out of every backup of the data: it holds the wrapping keys.",
+        'Try next: memoranda remember "I take my tea without milk"',
+    ]
+    return Answer({"space": space, "created": created, **folders}, shown)
+
+
+def recovery(
+    context: typer.Context,
+    *,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="CODE", help="Only check a code; - reads it from a pipe."),
+    ] = None,
+    _json: Json = False,
+) -> Answer:
+    """Make a new recovery code, shown this once; the one before opens no later copy."""
+    run = run_of(context)
+    if check is None:
+        with run.memory() as memory:
+            code = memory.new_recovery_code()
+        shown = [f"    {code}", "Write it down. It is shown this once and kept nowhere."]
+        return Answer({"recovery_code": code}, shown)
+    typed = sys.stdin.readline(CODE_CHARACTERS_MAX) if check == "-" else check
+    with run.memory() as memory:
+        is_valid = memory.is_recovery_code(typed)
+    if is_valid:
+        return Answer({"is_valid": True}, ["That is the recovery code in force."])
+    wrong = Refused(Refusal.INVALID_REQUEST, "check", "is not the recovery code in force")
+    next_step = "Type it again, or make a new one with `memoranda keys recovery`."
+    problem = run.refused(wrong)
+    error = {**problem.error, "rule": "A recovery code has 36 characters.", "next": next_step}
+    return Answer({"is_valid": False}, problem=Problem(problem.exit_code, error))
+
+
+def rotate(context: typer.Context, *, _json: Json = False) -> Answer:
+    """Put a new wrapping key in force and destroy the one before."""
+    with run_of(context).memory() as memory:
+        key_epoch = memory.rotate_keys()
+    words = f"Key epoch {key_epoch} is in force; the wrapping key before it is destroyed."
+    return Answer({"key_epoch": key_epoch}, [words])

@@ -1,0 +1,240 @@
+"""One run of the command line: its settings, its memory, and what is known of it so far."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.panel import Panel
+from rich.text import Text
+
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.stamps import Stamps
+from memoranda.tools.cli_answers import (
+    Answer,
+    ExitCode,
+    Problem,
+    discard_rest,
+    put,
+    put_json,
+    words_of,
+)
+from memoranda.tools.render import short
+
+if TYPE_CHECKING:
+    from memoranda.tools.memory import Memory
+    from memoranda.tools.settings import Settings
+
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass
+class Run:
+    """What is known of a run so far, so that also a refusal can say what it was about."""
+
+    given: dict[str, str | None] = field(default_factory=dict)
+    as_json: bool = False
+    stamps: Stamps = field(default_factory=Stamps)
+    operation_id: str | None = None
+    record_id: str | None = None
+    recovery_code: str | None = None
+    log: logging.Handler = field(default_factory=logging.NullHandler)
+
+    def __post_init__(self) -> None:
+        # Without a handler, logging would print what the answer says better.
+        logging.getLogger("memoranda").addHandler(self.log)
+
+    def log_to_stderr(self) -> None:
+        """Sends the ledger's one line per operation to standard error."""
+        logger = logging.getLogger("memoranda")
+        logger.removeHandler(self.log)
+        self.log = logging.StreamHandler(sys.stderr)
+        logger.addHandler(self.log)
+        logger.setLevel(logging.INFO)
+
+    def close(self) -> None:
+        """Says what must not be lost, whatever became of the answer."""
+        self._show_recovery_code()
+        logger = logging.getLogger("memoranda")
+        logger.removeHandler(self.log)
+        logger.setLevel(logging.NOTSET)
+
+    def settings(self) -> "Settings":
+        """The settings in force: the global options over variables over `config.toml`."""
+        from memoranda.tools.settings import load_settings  # noqa: PLC0415  # not for --help
+
+        return load_settings(**self.given)
+
+    @contextmanager
+    def memory(self, *, create: bool = False) -> Iterator["Memory"]:
+        """The person's memory, open; an unknown space is refused unless it may be created."""
+        from memoranda.tools.memory import assemble  # noqa: PLC0415  # not for --help
+
+        with assemble(self.settings(), self.stamps, create=create) as memory:
+            self.recovery_code = memory.recovery_code
+            yield memory
+
+    def operation(self, given: str | None) -> str:
+        """The operation's id, known before its outcome is: a fresh one unless given."""
+        self.operation_id = given if given is not None else self.stamps.new_id("op")
+        return self.operation_id
+
+    def record(self, memory: "Memory", text: str) -> str | Refused:
+        """The id of the record that `text` names: in full, or by an unambiguous beginning."""
+        found = _record_id(memory, text)
+        if isinstance(found, str):
+            self.record_id = found
+        return found
+
+    def key(self, key: str) -> str | Refused:
+        """The id that the record of a key has for ever (PM 1.3), whether there is one or not."""
+        from pydantic_core import PydanticCustomError  # noqa: PLC0415
+
+        from memoranda.ledger.commands import normal_key  # noqa: PLC0415  # not for --help
+        from memoranda.ledger.personal import record_id_of  # noqa: PLC0415
+
+        try:
+            self.record_id = record_id_of(normal_key(key))
+        except PydanticCustomError as error:
+            return Refused(Refusal.INVALID_REQUEST, "key", error.message())
+        return self.record_id
+
+    def refused(self, refused: Refused) -> Problem:
+        """A refusal with what to do next, as far as the rule does not say it."""
+        next_step = self._next(refused)
+        more = {} if next_step is None else {"next": next_step}
+        return Problem(ExitCode.REFUSED, {**refused.wire(), **more})
+
+    def _next(self, refused: Refused) -> str | None:
+        name = short(self.record_id or "")
+        match refused.refusal:
+            case Refusal.BUSY if self.operation_id:
+                return f"Run it again with --operation {self.operation_id}."
+            case Refusal.CANDIDATE_CHANGED if name:
+                return f"`memoranda evidence {name}` shows it, and the revision for --expect."
+            case Refusal.REVISION_CONFLICT if name:
+                revision = refused.current_revision
+                return (
+                    f"It is at revision {revision}: read it with `memoranda show {name}`,"
+                    f" then try again with --expect {revision}."
+                )
+            case Refusal.TRANSITION_INVALID | Refusal.RECEIPT_SUPERSEDED if name:
+                return f"`memoranda show {name} --history` tells what became of it."
+        return None
+
+    # -- the way out ------------------------------------------------------------------------
+
+    def finish(self, outcome: Answer | Problem) -> ExitCode:
+        """Puts the outcome out, once; the exit code."""
+        answer = outcome if isinstance(outcome, Answer) else Answer({}, problem=outcome)
+        try:
+            if self.as_json:
+                put_json(self._fields(answer))
+            else:
+                _put_words(answer)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            discard_rest(sys.stdout)
+            return ExitCode.INTERRUPTED
+        except OSError as error:
+            discard_rest(sys.stdout)
+            with suppress(OSError):
+                put(f"fault: the answer could not be written: {error.strerror}", sys.stderr)
+            return ExitCode.FAULT
+        if self.as_json:
+            self.recovery_code = None
+        return answer.problem.exit_code if answer.problem else ExitCode.DONE
+
+    def _fields(self, answer: Answer) -> dict[str, object]:
+        known = {"operation_id": self.operation_id, "recovery_code": self.recovery_code}
+        fields: dict[str, object] = {"ok": answer.problem is None, **answer.fields}
+        fields |= {name: value for name, value in known.items() if value is not None}
+        if answer.problem:
+            fields["error"] = answer.problem.error
+        return fields
+
+    def _show_recovery_code(self) -> None:
+        """Shows a new space's recovery code, this once; after a refusal or an interrupt too."""
+        if self.recovery_code is None:
+            return
+        words = Text.assemble(
+            "A new ledger was created. This code opens its recovery copies:\n\n",
+            (f"    {self.recovery_code}\n\n", "bold"),
+            "Write it down. It is shown this once and kept nowhere;\n"
+            "`memoranda keys recovery` makes another one.",
+        )
+        self.recovery_code = None
+        with suppress(OSError):
+            put(Panel(words, title="recovery code", expand=False), sys.stderr)
+
+
+def run_of(context: typer.Context) -> Run:
+    """The run that a command belongs to."""
+    run = context.find_root().obj
+    assert isinstance(run, Run), "main puts it there"
+    return run
+
+
+def _put_words(answer: Answer) -> None:
+    if answer.shown:
+        put(Group(*answer.shown))
+    if answer.problem:
+        put(words_of(answer.problem), sys.stderr)
+
+
+def _record_id(memory: "Memory", text: str) -> str | Refused:
+    digits = text.removeprefix("mem_")
+    is_id = text.startswith("mem_") and _HEX.issuperset(digits) and 6 <= len(digits) <= 64
+    if not is_id:
+        message = "is mem_ and at least 6 hex digits of the record's id"
+        return Refused(Refusal.INVALID_REQUEST, "record", message)
+    if len(digits) == 64:
+        return text
+    # Looked up among what the lists show, which is where a short id comes from.
+    lists = (memory.records(), memory.candidates(), memory.records(include_inactive=True))
+    shown = {read.record.id for reads in lists if not isinstance(reads, Refused) for read in reads}
+    found = [record_id for record_id in shown if record_id.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    no = "no listed record's id begins so; a full id finds every record"
+    message = "several records' ids begin so; give more digits" if found else no
+    return Refused(Refusal.NOT_FOUND, "record", message)
+
+
+# -- options that many commands share -------------------------------------------------------
+
+
+def _ask_for_json(context: typer.Context, value: bool) -> bool:
+    run_of(context).as_json |= value
+    return value
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Answer with one JSON object.", callback=_ask_for_json),
+]
+RecordArgument = Annotated[
+    str,
+    typer.Argument(metavar="RECORD", help="A record's id, or its beginning: mem_ and 6 digits."),
+]
+Operation = Annotated[
+    str | None,
+    typer.Option(
+        "--operation",
+        metavar="ID",
+        help="The operation's id; the same one makes a retry harmless. Fresh unless given.",
+    ),
+]
+Expect = Annotated[
+    int | None,
+    typer.Option(
+        "--expect",
+        metavar="REVISION",
+        min=1,
+        help="The revision the record must be at; the one read right before unless given.",
+    ),
+]

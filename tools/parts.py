@@ -1,0 +1,39 @@
+"""One open ledger's parts, and the seat from which a caller uses them."""
+
+from dataclasses import dataclass
+
+from memoranda.ledger.authority import Caller
+from memoranda.ledger.hosting import Host
+from memoranda.ledger.log import Log
+from memoranda.ledger.operations import Ledger
+from memoranda.ledger.stamps import Stamps
+from memoranda.projections.audit import Audit
+from memoranda.projections.evidence import Evidence
+from memoranda.projections.history import History
+from memoranda.projections.records import Records
+from memoranda.projections.story import Story
+from memoranda.projections.views import ViewFile
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one open ledger consists of."""
+
+    log: Log
+    views: ViewFile
+    ledger: Ledger
+    host: Host
+    history: History
+    evidence: Evidence
+    records: Records
+    audit: Audit
+    story: Story
+    stamps: Stamps
+
+
+class Seat:
+    """The parts of an open ledger, as one caller sees them."""
+
+    def __init__(self, parts: Parts, caller: Caller) -> None:
+        self._parts = parts
+        self.caller = caller

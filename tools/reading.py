@@ -1,0 +1,71 @@
+"""The verbs that read, typed; each answers a value or a `Refused`, and writes nothing."""
+
+from memoranda.ledger.errors import Refused
+from memoranda.ledger.events import Value
+from memoranda.projections.evidence import EvidenceRead, SourceTime
+from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
+from memoranda.projections.records import LIST_MAX
+from memoranda.tools.parts import Seat
+
+
+class Status(Value):
+    """Where a space stands."""
+
+    space: str
+    position: int
+    key_epoch: int
+    keys: int
+    records: dict[str, int]
+
+
+class Reading(Seat):
+    """Reads answer at one snapshot of the log, with one clock reading."""
+
+    # -- what can be seen -------------------------------------------------------------------
+
+    def read(self, record_id: str, *, include_inactive: bool = False) -> RecordRead | Refused:
+        """One record with its open conflicts."""
+        return self._parts.history.read(self.caller, record_id, include_inactive=include_inactive)
+
+    def revisions(self, record_id: str) -> tuple[RevisionRead, ...] | Refused:
+        """Every revision of a record, in order."""
+        return self._parts.history.revisions(self.caller, record_id)
+
+    def operation(self, operation_id: str) -> OperationRead | Refused:
+        """An operation with its first content and its receipt."""
+        return self._parts.history.operation(self.caller, operation_id)
+
+    def records(
+        self, *, include_inactive: bool = False, limit: int = LIST_MAX
+    ) -> tuple[RecordRead, ...] | Refused:
+        """Active records, newest source first; inactive ones too when asked for."""
+        return self._parts.records.listed(
+            self.caller, include_inactive=include_inactive, limit=limit
+        )
+
+    def candidates(self, *, limit: int = LIST_MAX) -> tuple[RecordRead, ...] | Refused:
+        """What waits for acceptance, oldest first."""
+        return self._parts.records.candidates(self.caller, limit=limit)
+
+    def explain(self, record_id: str) -> tuple[str, ...] | Refused:
+        """A record's whole story in words, one sentence or more per event."""
+        return self._parts.story.tell(self.caller, record_id)
+
+    def evidence(self, candidate_id: str) -> EvidenceRead | Refused:
+        """A candidate with the original text of its sources and the checks done now."""
+        return self._parts.evidence.of(self.caller, candidate_id)
+
+    def source(self, ref: str) -> SourceTime | Refused:
+        """When a message was said, never what."""
+        return self._parts.evidence.source(self.caller, ref)
+
+    def status(self) -> Status:
+        """Counts and positions, nothing personal."""
+        head = self._parts.log.head()
+        return Status(
+            space=self._parts.log.space,
+            position=head.position,
+            key_epoch=head.key_epoch,
+            keys=self._parts.log.key_count(),
+            records=self._parts.records.counts(),
+        )

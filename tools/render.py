@@ -1,0 +1,264 @@
+"""What a person sees: reads as text and tables that no stored character can disturb."""
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Column, Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    # The pages of --help must not wait for the ledger.
+    from memoranda.ledger.events import Actor, Conflict
+    from memoranda.ledger.personal import AnyRecord, Source
+    from memoranda.projections.audit import Finding
+    from memoranda.projections.evidence import EvidenceRead, SourceEvidence
+    from memoranda.projections.history import RecordRead, RevisionRead
+    from memoranda.tools.tour import Step
+
+SHORT_ID = len("mem_") + 10
+
+_JOINERS = "\u200c\u200d"
+"""Format characters that belong to words and emoji; every other one is shown as its escape."""
+
+_DEEDS = {
+    "propose": "proposed",
+    "publish": "published",
+    "revise": "revised",
+    "accept": "accepted",
+    "reject": "rejected",
+    "correct": "corrected",
+    "retire": "retired",
+    "reactivate": "brought back",
+    "forget": "forgotten",
+}
+
+
+def is_unseen(character: str) -> bool:
+    """Whether a terminal would obey the character, or hide it, and not show it."""
+    is_format = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return is_format and character not in _JOINERS
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """The text with what a terminal would obey written out, like `\\x1b`; `keep` stays."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character.encode("unicode_escape", "surrogatepass").decode()
+        if is_unseen(character) and character not in keep
+        else character
+        for character in text
+    )
+
+
+def line(text: str, style: str = "") -> Text:
+    """One line of stored text: neither markup nor control characters work."""
+    return Text(visible(text), style)
+
+
+def when(time_text: str) -> str:
+    """A time to the minute."""
+    return f"{time_text[:16].replace('T', ' ')} UTC"
+
+
+def short(record_id: str) -> str:
+    """The part of a record's id that people read and type."""
+    return record_id[:SHORT_ID]
+
+
+def pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Names on the left, what they stand for on the right."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def quoted(text: str) -> Panel:
+    """Stored text inside a frame, so that its line breaks cannot pass for ours."""
+    return Panel(Text(visible(text, keep="\n"), overflow="fold"), expand=False)
+
+
+# -- records --------------------------------------------------------------------------------
+
+
+def record_table(reads: Sequence["RecordRead"]) -> Table:
+    """One line per record, as wide as the terminal."""
+    table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+    for name in ("record", "rev", "status", "tier", "newest source"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("fact", no_wrap=True, overflow="ellipsis", ratio=1)
+    for read in reads:
+        record = read.record
+        head = (short(record.id), str(record.revision))
+        if record.status == "forgotten":
+            table.add_row(*head, "forgotten", "", "", "")
+            continue
+        newest = max(source.occurred_at for source in record.sources)[:10]
+        status = record.status if read.is_active or record.status != "accepted" else "inactive"
+        table.add_row(*head, status, record.tier, newest, line(record.content))
+    return table
+
+
+def record_page(read: "RecordRead") -> list[RenderableType]:
+    """Everything about one record as it stands."""
+    record = read.record
+    if record.status == "forgotten":
+        return [line(record.id, "bold"), pairs([*_standing(read), *_blocked(record)])]
+    rows: list[tuple[str, RenderableType]] = [
+        ("key", line(read.key or "")),
+        *_standing(read),
+        ("evidence", record.evidence),
+        ("updated by", line(record.updated_by_agent_id)),
+    ]
+    dates = (("effective", record.effective_at), ("expires", record.expires_at))
+    rows += [(name, when(date)) for name, date in dates if date]
+    rows += _named("sources", [_source(source) for source in record.sources])
+    rows += _named(
+        "rejected from",
+        [line(f"{it.ref}: {it.reason} (revision {it.revision})") for it in record.rejections],
+    )
+    rows += [*_blocked(record), *_conflicts(read.conflicts)]
+    return [line(record.id, "bold"), quoted(record.content), pairs(rows)]
+
+
+def _standing(read: "RecordRead") -> list[tuple[str, RenderableType]]:
+    record = read.record
+    status: str = record.status
+    if record.status != "forgotten":
+        status += f", {record.tier}"
+    if record.status == "accepted" and not read.is_active:
+        status += ", outside its dates"
+    revision = f"{record.revision}, decided {when(read.decided_at)}"
+    return [("status", status), ("revision", revision)]
+
+
+def _source(source: "Source") -> Text:
+    kind = {"personal_message": "", "user_edit": "by hand, "}.get(source.kind, f"{source.kind}, ")
+    return line(f"{kind}{source.ref}, {when(source.occurred_at)}")
+
+
+def _blocked(record: "AnyRecord") -> list[tuple[str, RenderableType]]:
+    return _named("blocked", [line(ref) for ref in record.blocked_sources])
+
+
+def _conflicts(conflicts: Iterable["Conflict"]) -> list[tuple[str, RenderableType]]:
+    texts = [
+        line(f"{it.conflict_id}: {short(it.candidate_id)} with {short(it.other_id)}")
+        for it in conflicts
+    ]
+    return _named("open conflicts", texts)
+
+
+def _named(name: str, values: Sequence[Text]) -> list[tuple[str, RenderableType]]:
+    """Rows of one name, which is said once."""
+    return [(name if place == 0 else "", value) for place, value in enumerate(values)]
+
+
+def history_table(revisions: Sequence["RevisionRead"]) -> Table:
+    """One row per revision: when, who, what."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("rev", "when", "who", "what"):
+        table.add_column(name, no_wrap=name != "who", overflow="fold")
+    table.add_column("fact", overflow="fold")
+    for revision in revisions:
+        table.add_row(
+            str(revision.revision),
+            when(revision.decided_at),
+            line(_who(revision.actor)),
+            line(_what(revision)),
+            line(revision.content or ""),
+        )
+    return table
+
+
+def _who(actor: "Actor | None") -> str:
+    if actor is None:
+        return "erased"
+    match actor.role:
+        case "client":
+            return "you"
+        case "primary":
+            return f"session {actor.session_id}"
+        case "item":
+            return f"item {actor.item_id}"
+
+
+def _what(revision: "RevisionRead") -> str:
+    command: Mapping[str, object] = revision.command or {}
+    if command.get("name") == "tier":
+        return f"moved to {command.get('tier')}"
+    return _DEEDS.get(str(command.get("name")), revision.status)
+
+
+# -- evidence, audit ------------------------------------------------------------------------
+
+
+def evidence_page(read: "EvidenceRead") -> list[RenderableType]:
+    """A candidate above the original words it rests on."""
+    record = read.candidate
+    rows: list[tuple[str, RenderableType]] = [
+        ("revision", str(read.inspected_revision)),
+        ("evidence", record.evidence),
+        ("proposed by", line(record.contributor_agent_id)),
+        *_conflicts(read.conflicts),
+        *_named(
+            "also claimed", [line(f"{it.ref} by {short(it.record_id)}") for it in read.other_claims]
+        ),
+    ]
+    shown: list[RenderableType] = [line(record.id, "bold"), quoted(record.content), pairs(rows)]
+    for source in read.sources:
+        shown += _source_page(source)
+    return shown
+
+
+def _source_page(source: "SourceEvidence") -> list[RenderableType]:
+    if not source.ok or source.text is None:
+        return [line(f"It cannot rest on {source.ref}: {source.code}", "red")]
+    span = source.ref.partition("#")[2]
+    start, end = (int(part) for part in span.split("-")) if span else (0, len(source.text))
+    parts = (source.text[:start], source.text[start:end], source.text[end:])
+    styles = ("", "reverse" if span else "", "")
+    shown = Text(overflow="fold")
+    for part, style in zip(parts, styles, strict=True):
+        shown.append(visible(part, keep="\n"), style)
+    title = f"It rests on {source.ref}, said {when(source.occurred_at or '')}"
+    # Said again below the frame, since a pipe shows no style.
+    cited = [line(f"Cited: {source.span_text}")] if span else []
+    return [line(title), Panel(shown, expand=False), *cited]
+
+
+def finding_table(findings: Sequence["Finding"]) -> Table:
+    """One row per disagreement."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("position", "kind", "finding"):
+        table.add_column(name, no_wrap=name != "finding", overflow="fold")
+    for finding in findings:
+        place = "" if finding.position is None else str(finding.position)
+        table.add_row(place, finding.kind, line(finding.message))
+    return table
+
+
+def tour_page(steps: Sequence["Step"], following: Sequence[str]) -> list[RenderableType]:
+    """The tour's steps under their headings, then what to try next."""
+    shown: list[RenderableType] = []
+    for number, step in enumerate(steps, 1):
+        rows = Table.grid(*_folding(len(step.rows[0])), padding=(0, 2))
+        for row in step.rows:
+            rows.add_row(*(line(cell) for cell in row))
+        rules = [line(f"{rule.code}: {rule.rule}", "dim") for rule in step.rules]
+        below = Group(line(step.words, "italic"), Padding(rows, (0, 0, 0, 2)), *rules)
+        shown += [Text(f"{number}  {step.title}", "bold"), Padding(below, (0, 0, 1, 3))]
+    shown += [Text("Try next", "bold"), *(Text(f"   {command}") for command in following)]
+    return shown
+
+
+def _folding(count: int) -> list[Column]:
+    """Columns that break long words, since Chinese text has no blanks to break at."""
+    return [Column(overflow="fold") for _ in range(count)]

@@ -1,0 +1,270 @@
+"""The verbs that write, typed; each builds a request for the ledger and answers its receipt."""
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
+
+from memoranda.ledger import events
+from memoranda.ledger.errors import Refused
+from memoranda.ledger.events import Tier
+from memoranda.ledger.hosting import CaptureReceipt
+from memoranda.ledger.receipts import ConflictReceipt, Receipt
+from memoranda.tools.parts import Seat
+
+Source = str | Mapping[str, str]
+"""A message's reference, or `{"kind": …, "ref": …}` for another kind of source."""
+
+
+class Writing(Seat):
+    """Verbs answer with a receipt or a `Refused`.
+
+    Operation ids are fresh unless given; give one to make a retry harmless.
+    """
+
+    # -- what goes in -----------------------------------------------------------------------
+
+    def capture(
+        self, messages: Iterable[Mapping[str, object]]
+    ) -> Iterator[CaptureReceipt | Refused]:
+        """Takes conversation messages in, each with its answer; see `Host.capture`."""
+        return self._parts.host.capture(messages)
+
+    def remember(
+        self,
+        content: str,
+        *,
+        key: str | None = None,
+        effective_at: str | None = None,
+        expires_at: str | None = None,
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """Keeps a fact that the person states; without a key, its text is its identity."""
+        return self.publish(
+            key_of(content) if key is None else key,
+            content,
+            effective_at=effective_at,
+            expires_at=expires_at,
+            operation_id=operation_id,
+        )
+
+    def publish(
+        self,
+        key: str,
+        content: str,
+        *,
+        evidence: events.Evidence = "explicit",
+        sources: Iterable[Source] = (),
+        effective_at: str | None = None,
+        expires_at: str | None = None,
+        expected_revision: int | None = None,
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """An accepted record at once; a person's own client is its own source."""
+        return self._parts.ledger.publish(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            key=key,
+            content=content,
+            evidence=evidence,
+            sources=tuple(sources),
+            effective_at=effective_at,
+            expires_at=expires_at,
+            expected_revision=expected_revision,
+        )
+
+    def propose(
+        self,
+        key: str,
+        content: str,
+        *,
+        sources: Iterable[Source],
+        evidence: events.Evidence = "inference",
+        effective_at: str | None = None,
+        expires_at: str | None = None,
+        conflicts_with: Iterable[str] = (),
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """A candidate, which waits for acceptance and is never recalled before."""
+        return self._parts.ledger.propose(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            key=key,
+            content=content,
+            evidence=evidence,
+            sources=tuple(sources),
+            effective_at=effective_at,
+            expires_at=expires_at,
+            conflicts_with=tuple(conflicts_with),
+        )
+
+    def revise(
+        self,
+        record_id: str,
+        expected_revision: int,
+        *,
+        content: str | None = None,
+        evidence: events.Evidence | None = None,
+        sources: Iterable[Source] | None = None,
+        effective_at: str | None = "keep",
+        expires_at: str | None = "keep",
+        conflicts_with: Iterable[str] = (),
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """Changes a candidate; what is not named stays, None clears a date."""
+        return self._parts.ledger.revise(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            record_id=record_id,
+            expected_revision=expected_revision,
+            content=content,
+            evidence=evidence,
+            sources=None if sources is None else tuple(sources),
+            effective_at=effective_at,
+            expires_at=expires_at,
+            conflicts_with=tuple(conflicts_with),
+        )
+
+    def accept(
+        self, record_id: str, inspected_revision: int, *, operation_id: str | None = None
+    ) -> Receipt | Refused:
+        """Accepts a candidate exactly as `evidence` showed it."""
+        return self._parts.ledger.accept(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            record_id=record_id,
+            inspected_revision=inspected_revision,
+        )
+
+    def correct(
+        self,
+        record_id: str,
+        expected_revision: int,
+        content: str,
+        *,
+        sources: Iterable[Source] = (),
+        effective_at: str | None = "keep",
+        expires_at: str | None = "keep",
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """New explicit content with a new source; old sources stay, None clears a date."""
+        return self._parts.ledger.correct(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            record_id=record_id,
+            expected_revision=expected_revision,
+            content=content,
+            sources=tuple(sources),
+            effective_at=effective_at,
+            expires_at=expires_at,
+        )
+
+    def reject(
+        self,
+        record_id: str,
+        expected_revision: int,
+        reason: str,
+        *,
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """Rejects a candidate: its key may not be proposed from those sources again."""
+        return self._on_record(
+            self._parts.ledger.reject, record_id, expected_revision, operation_id, reason=reason
+        )
+
+    def choose_tier(
+        self, record_id: str, expected_revision: int, tier: Tier, *, operation_id: str | None = None
+    ) -> Receipt | Refused:
+        """Moves a record into core or back to detail."""
+        return self._on_record(
+            self._parts.ledger.choose_tier, record_id, expected_revision, operation_id, tier=tier
+        )
+
+    def retire(
+        self,
+        record_id: str,
+        expected_revision: int,
+        reason: str,
+        *,
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """Takes a record out of every projection; its content stays."""
+        return self._on_record(
+            self._parts.ledger.retire, record_id, expected_revision, operation_id, reason=reason
+        )
+
+    def reactivate(
+        self, record_id: str, expected_revision: int, *, operation_id: str | None = None
+    ) -> Receipt | Refused:
+        """Brings a retired record back."""
+        return self._on_record(
+            self._parts.ledger.reactivate, record_id, expected_revision, operation_id
+        )
+
+    def forget(
+        self, record_id: str, expected_revision: int, *, operation_id: str | None = None
+    ) -> Receipt | Refused:
+        """Leaves a tombstone and removes the record's keys and bodies."""
+        return self._on_record(
+            self._parts.ledger.forget, record_id, expected_revision, operation_id
+        )
+
+    def commit(self, request: Mapping[str, object]) -> Receipt | Refused:
+        """The one way in, `{id, key, expected, value}`, which every verb above builds."""
+        return self._parts.ledger.commit(self.caller, request)
+
+    def open_conflict(
+        self, candidate_id: str, other_id: str, reason: str, *, operation_id: str | None = None
+    ) -> ConflictReceipt | Refused:
+        """Says that a candidate and another record may not both be true."""
+        return self._parts.ledger.open_conflict(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            candidate_id=candidate_id,
+            other_id=other_id,
+            reason=reason,
+        )
+
+    def resolve_conflict(
+        self,
+        conflict_id: str,
+        resolution: Literal["keep_candidate", "keep_other", "keep_both"],
+        reason: str,
+        *,
+        operation_id: str | None = None,
+    ) -> ConflictReceipt | Refused:
+        """Settles an open conflict; no record changes by it."""
+        return self._parts.ledger.resolve_conflict(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            conflict_id=conflict_id,
+            resolution=resolution,
+            reason=reason,
+        )
+
+    # -- how --------------------------------------------------------------------------------
+
+    def _operation(self, operation_id: str | None) -> str:
+        return self._parts.stamps.new_id("op") if operation_id is None else operation_id
+
+    def _on_record(
+        self,
+        verb: Callable[..., Receipt | Refused],
+        record_id: str,
+        expected_revision: int,
+        operation_id: str | None,
+        **more: str,
+    ) -> Receipt | Refused:
+        return verb(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            record_id=record_id,
+            expected_revision=expected_revision,
+            **more,
+        )
+
+
+def key_of(content: str) -> str:
+    """The key of a fact that was given none: its text, so that saying it twice is one fact."""
+    words = " ".join(unicodedata.normalize("NFKC", content).casefold().split())
+    return f"fact/{hashlib.sha256(words.encode(errors='replace')).hexdigest()[:32]}"
