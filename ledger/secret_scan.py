@@ -46,11 +46,12 @@ _PREFIXED = {
     r"[\w=-]{24,}",
 }
 _PREFIXED_WORD = f"{_WORD}(?:{'|'.join(f'(?P<{kind}>{it})' for kind, it in _PREFIXED.items())})"
-# Where its end is missing, a key is its header and the lines after it that can only be key.
+# Where its end is missing, a key is its header and the lines after it that can only be key. No
+# possessive repetition of a group: Python 3.11.2 stops such a one too early.
 _PEM_KEY = (
     r"-{4,5} ?BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
-    r"(?:(?:[^-]+|-(?!---))*+-{4,5} ?END [A-Z0-9 ]{1,48}-{4,5}"
-    r"|(?:(?:\s|\\[nr]){1,8}[A-Za-z0-9+/=]{16,})*+)"
+    r"(?:[^-]*(?:-(?!---)[^-]*)*-{4,5} ?END [A-Z0-9 ]{1,48}-{4,5}"
+    r"|(?:(?:\s|\\[nr]){1,8}[A-Za-z0-9+/=]{16,})*)"
 )
 _SEED_PHRASE = (
     r"(?i)(?:seed|recovery|backup|secret|mnemonic) phrase(?: is| ?[:=]) ?"
@@ -132,7 +133,7 @@ _PUBLIC_NUMBER = r"0x[0-9A-Fa-f]+|[13][1-9A-HJ-NP-Za-km-z]{25,34}"  # Ethereum, 
 _HARMLESS = (
     r"\[(?:redacted: [a-z_]{1,40}|REDACTED)\]"
     r"|-----BEGIN (?![A-Z0-9 ]{0,48}PRIVATE)[A-Z0-9 ]{1,48}-----"
-    r"(?:[^-]+|-(?!----))*+-----END [A-Z0-9 ]{1,48}-----"
+    r"[^-]*(?:-(?!----)[^-]*)*-----END [A-Z0-9 ]{1,48}-----"
 )
 
 
