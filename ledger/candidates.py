@@ -7,6 +7,7 @@ from memoranda.ledger.commands import SourceRef
 from memoranda.ledger.entries import Event, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refusal
 from memoranda.ledger.events import (
+    CandidatesDelivered,
     Conflict,
     ConflictBody,
     ConflictChanged,
@@ -47,6 +48,11 @@ def stored_in(event: Event | None) -> Stored | None:
     shape = Tombstone if body.value["status"] == "forgotten" else Record
     # The body was validated when it was written, and its commitment says it is still that.
     return Stored(shape.model_validate(body.value), event, body)
+
+
+def step_delivery(step: str) -> Selector:
+    """The delivery that a step noted, if it did."""
+    return Selector(Tag("step", step), (CandidatesDelivered,))
 
 
 def newest_of(record_id: str) -> Selector:

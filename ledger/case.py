@@ -129,16 +129,25 @@ class Case:
         return self.change.sources or ()
 
     @cached_property
+    def refs_ever(self) -> list[str]:
+        """Every ref that any revision carried, as far as the history was seen."""
+        events = self.seen.all(history_of(self.request.record_id))
+        return [ref for e in events if (s := stored_in(e)) for ref in source_refs(s.value)]
+
+    @property
+    def subjects_ever(self) -> list[str]:
+        """The messages that any revision cited."""
+        return sorted({subject(ref) for ref in self.refs_ever})
+
+    @cached_property
     def successor(self) -> AnyRecord | Refused:
         """The record's next value."""
-        events = self.seen.all(history_of(self.request.record_id))
-        earlier = [stored.value for event in events if (stored := stored_in(event))]
         author = Author(
             self.request.record_id,
             self.space,
             self.actor,
             self._occurred_at,
-            [ref for value in earlier for ref in source_refs(value)],
+            self.refs_ever,
         )
         return successor(self.change, self.previous, author)
 

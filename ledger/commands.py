@@ -274,7 +274,11 @@ class Reactivate(OnRecord):
 
 
 class Forget(OnRecord):
+    """`with_sources` takes the captured messages too that any revision cited."""
+
     ACTION: ClassVar[Action] = "forget"
+
+    with_sources: StrictBool = False
 
 
 class Commit(_Strict):
@@ -284,6 +288,13 @@ class Commit(_Strict):
     key: RecordId
     expected: CanonicalJson | None
     value: CanonicalJson
+
+
+class NoteDelivery(_Strict):
+    """The candidate ids that a step of the primary session listed."""
+
+    step: Ref
+    candidate_ids: tuple[RecordId, ...] = Field(max_length=SOURCES_MAX)
 
 
 class OpenConflict(Command):

@@ -21,7 +21,7 @@ from memoranda.ledger.case import Case, Moment, Request, operation_selector
 from memoranda.ledger.entries import FRESH_KEY, SPACE_KEY, Draft, Event, Selector, Store, Tag
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Conflict, ConflictChanged, RecordBody, RecordCommitted
-from memoranda.ledger.guards import Seen, caller_boundary
+from memoranda.ledger.guards import Seen, caller_boundary, message_guard
 from memoranda.ledger.personal import Record, Tombstone, claims
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.rules import RULES
@@ -35,10 +35,14 @@ FORGET_TAG = Tag("forget", "")
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The one event of an operation, and the positions whose bodies fall with it."""
+    """The one event of an operation, and what falls with it.
+
+    `erased` are positions whose bodies go, `left_keys` the keys they shared with bodies that stay.
+    """
 
     draft: Draft
     erased: tuple[int, ...] = ()
+    left_keys: tuple[str, ...] = ()
 
 
 class Slice(Protocol, Generic[A_co]):
@@ -64,6 +68,10 @@ class Deciding(Store, Protocol):
         """Removes bodies with that append."""
         ...
 
+    def leave_key(self, key_id: str) -> None:
+        """Moves what still lies under a shared key to a fresh one."""
+        ...
+
 
 def decide(store: Deciding, slice_: Slice[A_co]) -> Event | A_co:
     """Reads the boundary until it no longer grows, decides, and appends what was decided."""
@@ -75,6 +83,8 @@ def decide(store: Deciding, slice_: Slice[A_co]) -> Event | A_co:
         return decision
     event = store.append(decision.draft)
     store.erase_bodies(decision.erased)
+    for key_id in decision.left_keys:
+        store.leave_key(key_id)
     return event
 
 
@@ -111,6 +121,9 @@ class RecordSlice:
             yield conflicts_about(request.record_id)
         if request.change.action == "forget":
             yield history_of(request.record_id)
+            if request.change.takes_sources:
+                case = self._case(seen)
+                yield from (message_guard(address) for address in case.subjects_ever)
 
     def _retry_boundary(self, earlier: Event) -> Iterator[Selector]:
         if isinstance(earlier.header, RecordCommitted):
@@ -135,7 +148,8 @@ def _decided(case: Case) -> Decided:
     value, stored = case.value, case.stored
     conflicts = tuple(_settled(case)) + tuple(_opened(case))
     is_forget = isinstance(value, Tombstone)
-    falling = _falling(case) if is_forget else ()
+    falling = _falling(case) if is_forget else []
+    messages = _messages(case) if is_forget else []
     header = RecordCommitted(
         family="personal",
         outcome="committed",
@@ -143,7 +157,7 @@ def _decided(case: Case) -> Decided:
         to_revision=value.revision,
         status=value.status,
         term=case.moment.term,
-        removed_keys=tuple(dict.fromkeys(e.row.key_id for e in falling if e.row.key_id)),
+        removed_keys=tuple(dict.fromkeys(_keys_of([*falling, *messages]))),
     )
     key = case.request.key or (stored.body.key if stored else None)
     body = RecordBody(
@@ -163,10 +177,13 @@ def _decided(case: Case) -> Decided:
         *(Tag("personal:src", name) for name in _moved_subjects(case)),
         *conflict_tags(conflicts),
         # A tombstone explains every erased body: its record's by `rec`, its conflicts' by `con`.
+        # Messages that it takes along are explained by `msg`.
         *([FORGET_TAG, Tag("personal:con", value.id)] if is_forget else []),
+        *(tag for message in messages if (tag := message.tag("msg"))),
     )
     draft = Draft(header, body, tags, SPACE_KEY if is_forget else _key_of(stored))
-    return Decided(draft, tuple(event.position for event in falling))
+    erased = tuple(event.position for event in [*falling, *messages])
+    return Decided(draft, erased, tuple(dict.fromkeys(_keys_of(messages))))
 
 
 def _key_of(stored: Stored | None) -> str:
@@ -189,6 +206,18 @@ def _falling(case: Case) -> list[Event]:
         ),
     ]
     return [event for event in events if event.row.key_id not in {None, SPACE_KEY}]
+
+
+def _messages(case: Case) -> list[Event]:
+    """The captured messages that a forget takes along when it is asked to."""
+    if not case.change.takes_sources:
+        return []
+    events = (e for address in case.subjects_ever for e in case.seen.all(message_guard(address)))
+    return [event for event in events if event.row.key_id is not None]
+
+
+def _keys_of(events: Iterable[Event]) -> list[str]:
+    return [event.row.key_id for event in events if event.row.key_id is not None]
 
 
 def _opener(case: Case) -> str | None:

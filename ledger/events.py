@@ -192,6 +192,20 @@ class AuthorizationChanged(Header):
     BODY: ClassVar[type[Value] | None] = Authorization
 
 
+class Delivery(Body):
+    """Candidate ids that a step of the primary session listed."""
+
+    step: str
+    candidate_ids: tuple[str, ...]
+
+
+class CandidatesDelivered(Header):
+    """Candidates were shown, by id, so that the next step lists those that waited longer."""
+
+    TOPIC: ClassVar[str] = "candidates.delivered/1"
+    BODY: ClassVar[type[Value] | None] = Delivery
+
+
 class SpaceCreated(Header):
     """The first event of every space; `normalization` is the version of PM 1.3."""
 
@@ -226,6 +240,7 @@ SHAPES: Mapping[str, type[Header]] = {
         BindingChanged,
         TaskChanged,
         AuthorizationChanged,
+        CandidatesDelivered,
         SpaceCreated,
         KeysRotated,
         ForgetCompleted,

@@ -94,6 +94,11 @@ class Keyring:
             self._tag_key = derive(self._secret(_SECRET_ROW), "tags/v1")
         return self._tag_key
 
+    @property
+    def cursor_key(self) -> bytes:
+        """Authenticates the cursors that a query hands out."""
+        return derive(self._secret(_SECRET_ROW), "cursors/v1")
+
     # -- data keys --------------------------------------------------------------------------
 
     def fresh(self) -> BodyKey:
@@ -123,6 +128,15 @@ class Keyring:
                     secret = self._secret(key_id)
                 self._open_keys[key_id] = BodyKey(key_id, secret)
             return self._open_keys[key_id]
+
+    def index_key(self, key_id: str | None) -> tuple[str, bytes]:
+        """The key of a search index by its id; a new one, which nobody has used, for None."""
+        if key_id is None:
+            key_id = self._new_key_id()
+            with self._writing():
+                self._insert([(key_id, self._stamps.entropy(KEY_BYTES))])
+        with self._guard:
+            return key_id, self._secret(key_id)
 
     def drop_cached(self) -> None:
         """Forgets every opened key; done whenever the log moved without us."""

@@ -115,6 +115,13 @@ class Log:
         with self._lock.held():
             self._keyring.remove(key_ids)
 
+    def index_key(self, key_id: str | None) -> tuple[str, bytes]:
+        """The key of a search index by its id; a new one for None."""
+        if key_id is not None:
+            return self._keyring.index_key(key_id)
+        with self._lock.held():
+            return self._keyring.index_key(None)
+
     def rotate_keys(self) -> int:
         """Puts a new wrapping key in force and destroys the old one; the new key epoch.
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.candidates import step_delivery
 from memoranda.ledger.case import Moment, Raw, Request
 from memoranda.ledger.commands import (
     Accept,
@@ -17,6 +18,7 @@ from memoranda.ledger.commands import (
     ConflictCommand,
     Correct,
     Forget,
+    NoteDelivery,
     OpenConflict,
     Propose,
     Publish,
@@ -31,15 +33,23 @@ from memoranda.ledger.commands import (
 )
 from memoranda.ledger.conflicts import ConflictSlice
 from memoranda.ledger.decisions import RecordSlice, Slice, decide
-from memoranda.ledger.entries import Event
+from memoranda.ledger.entries import Draft, Event
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
-from memoranda.ledger.events import Json
+from memoranda.ledger.events import CandidatesDelivered, Delivery, Json
 from memoranda.ledger.forgetting import finish_forgets
+from memoranda.ledger.guards import Seen, caller_boundary, guards_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, record_id_of
-from memoranda.ledger.receipts import ConflictReceipt, Receipt, conflict_receipt_of, receipt_of
+from memoranda.ledger.receipts import (
+    ConflictReceipt,
+    DeliveryReceipt,
+    Receipt,
+    conflict_receipt_of,
+    receipt_of,
+)
 from memoranda.ledger.screening import SecretPolicy, screen
+from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.transitions import change_between, change_of
 
@@ -126,6 +136,19 @@ class Ledger:
         """Settles an open conflict; fields as in `commands.ResolveConflict`."""
         return self._conflict(caller, ResolveConflict, request)
 
+    # -- recall -----------------------------------------------------------------------------
+
+    def note_delivery(self, caller: Caller, **request: object) -> DeliveryReceipt | Refused:
+        """Notes which candidates a step listed (PM 5.2): one append, once per step."""
+        noted = admit(NoteDelivery, request)
+        if isinstance(noted, Refused):
+            return noted
+        try:
+            with self._log.deciding() as store:
+                return _note(store, caller, noted)
+        except RefusedError as error:
+            return error.refused
+
     # -- how --------------------------------------------------------------------------------
 
     def _record(
@@ -197,6 +220,27 @@ class Ledger:
         else:
             position, replayed = answer.position, answer.replayed
             say(logging.INFO, name, outcome="committed", position=position, replayed=replayed)
+
+
+def _note(store: DecidingStore, caller: Caller, noted: NoteDelivery) -> DeliveryReceipt | Refused:
+    seen = Seen()
+    delivery = step_delivery(noted.step)
+    seen.look(store, (*caller_boundary(caller), delivery))
+    if guards_of(seen, caller).role != "primary":
+        return Refused(Refusal.NOT_AUTHORIZED)
+    earlier, known = seen.one(delivery), seen.body(delivery, Delivery)
+    if earlier is not None and known is not None:
+        return DeliveryReceipt(
+            step=noted.step,
+            candidate_ids=known.candidate_ids,
+            position=earlier.position,
+            replayed=True,
+        )
+    position = None
+    if noted.candidate_ids:
+        body = Delivery(step=noted.step, candidate_ids=noted.candidate_ids)
+        position = store.append(Draft(CandidatesDelivered(), body, (delivery.tag,))).position
+    return DeliveryReceipt(step=noted.step, candidate_ids=noted.candidate_ids, position=position)
 
 
 def _named_request(command: RecordCommand) -> Request:

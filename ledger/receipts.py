@@ -55,6 +55,15 @@ class ConflictReceipt(Value):
     replayed: bool = False
 
 
+class DeliveryReceipt(Value):
+    """Candidates noted as shown in a step; `position` is None when there were none to note."""
+
+    step: str
+    candidate_ids: tuple[str, ...]
+    position: int | None
+    replayed: bool = False
+
+
 def receipt_of(event: Event, *, replayed: bool = False) -> Receipt:
     """The receipt that an event of a committed operation carries."""
     header, body = event.header, event.body(RecordBody)

@@ -74,6 +74,14 @@ class Transaction(Snapshot, Protocol):
         """Removes bodies; headers, commitments and tags stay, so the chain still verifies."""
         ...
 
+    def bodies_under(self, key_id: str) -> list[Row]:
+        """The events whose bodies lie under a key; for keys that several share."""
+        ...
+
+    def replace_body(self, position: int, key_id: str, sealed: bytes) -> None:
+        """Puts the same body under another key."""
+        ...
+
     def set_key_epoch(self, key_epoch: int) -> None:
         """Names the key epoch in force in the head row."""
         ...

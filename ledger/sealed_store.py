@@ -11,7 +11,7 @@ from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import Header, Value, read_body, stored_types
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
-from memoranda.ledger.sealing import SEAL_ENTROPY_BYTES, blind
+from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
 from memoranda.ledger.stamps import Stamps
 
 
@@ -68,6 +68,11 @@ class SealedStore:
         if tag not in self._blinded:
             self._blinded[tag] = blind(self._keyring.tag_key, tag.kind, tag.name)
         return self._blinded[tag]
+
+    @property
+    def cursor_key(self) -> bytes:
+        """Authenticates the cursors that a query hands out."""
+        return self._keyring.cursor_key
 
     def has_key(self, key_id: str) -> bool:
         """Whether a data key is still kept."""
@@ -134,6 +139,20 @@ class DecidingStore(SealedStore):
     def erase_bodies(self, positions: Iterable[int]) -> None:
         """Removes the bodies at these positions, with the append of this transaction."""
         self._transaction.erase_bodies(positions)
+
+    def leave_key(self, key_id: str) -> None:
+        """Moves what still lies under a key that several bodies share to a fresh one."""
+        rows = self._transaction.bodies_under(key_id)
+        old = self._keyring.key(key_id)
+        if not rows or old is None:
+            return
+        fresh = self._keyring.fresh()
+        for row in rows:
+            assert row.sealed is not None, "the row was found by its body"
+            identity = body_identity(self.space, row)
+            nonce = self._stamps.entropy(NONCE_BYTES)
+            sealed = old.resealed(fresh, identity, row.commitment, row.sealed, nonce)
+            self._transaction.replace_body(row.position, fresh.key_id, sealed)
 
     def set_key_epoch(self, key_epoch: int) -> None:
         """Names the key epoch in force, for every reader to compare."""

@@ -74,18 +74,29 @@ class BodyKey:
         sealed = self._cipher.encrypt(nonce, plain, self._bound(identity, commitment))
         return commitment, nonce + sealed
 
+    def resealed(
+        self, other: "BodyKey", identity: bytes, commitment: bytes, sealed: bytes, nonce: bytes
+    ) -> bytes:
+        """The same body under another key; its commitment, and so the chain, stays."""
+        plain = self._decrypt(identity, commitment, sealed)
+        bound = other._bound(identity, commitment)  # noqa: SLF001  # one class, two keys
+        return nonce + other._cipher.encrypt(nonce, plain, bound)  # noqa: SLF001
+
     def open(self, identity: bytes, commitment: bytes, sealed: bytes) -> bytes:
         """The body; raises IntegrityFault unless it is what was sealed for this identity."""
-        nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
-        try:
-            plain = self._cipher.decrypt(nonce, rest, self._bound(identity, commitment))
-        except (InvalidTag, ValueError) as error:  # too short for a nonce is a ValueError
-            raise IntegrityFault("a sealed body does not open under its key") from error
+        plain = self._decrypt(identity, commitment, sealed)
         salt, length = plain[:SALT_BYTES], int.from_bytes(plain[SALT_BYTES : SALT_BYTES + 4])
         body = _decompressed(plain[SALT_BYTES + 4 :][:length])
         if not hmac.compare_digest(commit(salt, identity, body), commitment):
             raise IntegrityFault("a body does not match its commitment")
         return body
+
+    def _decrypt(self, identity: bytes, commitment: bytes, sealed: bytes) -> bytes:
+        nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+        try:
+            return self._cipher.decrypt(nonce, rest, self._bound(identity, commitment))
+        except (InvalidTag, ValueError) as error:  # too short for a nonce is a ValueError
+            raise IntegrityFault("a sealed body does not open under its key") from error
 
     def _bound(self, identity: bytes, commitment: bytes) -> bytes:
         return b"body/v1" + framed(identity, commitment, self.key_id.encode())
@@ -116,6 +127,11 @@ def blind(tag_key: bytes, kind: str, name: str) -> str:
     """
     digest = hmac.digest(tag_key, framed(kind.encode(), name.encode()), "sha256")[:16]
     return f"{kind.rpartition(':')[2]}:{urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def token_of(index_key: bytes, word: str) -> bytes:
+    """A word of the search index as 8 bytes that only the index key can compute."""
+    return hmac.digest(index_key, word.encode(errors="surrogatepass"), "sha256")[:8]
 
 
 def _decompressed(packed: bytes) -> bytes:

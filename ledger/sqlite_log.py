@@ -231,6 +231,21 @@ class SQLiteTransaction(SQLiteSnapshot):
             [(self._space, position) for position in positions],
         )
 
+    def bodies_under(self, key_id: str) -> list[Row]:
+        """The events whose bodies lie under a key; for keys that several share."""
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} WHERE b.space = ? AND b.key_id = ? ORDER BY e.position",
+            (self._space, key_id),
+        )
+        return [_row(row) for row in rows]
+
+    def replace_body(self, position: int, key_id: str, sealed: bytes) -> None:
+        """Puts the same body under another key."""
+        self.erase_bodies([position])
+        self._connection.execute(
+            "INSERT INTO bodies VALUES (?, ?, ?, ?)", (self._space, position, key_id, sealed)
+        )
+
     def set_key_epoch(self, key_epoch: int) -> None:
         self._write_head(self.head._replace(key_epoch=key_epoch))
 

@@ -50,6 +50,7 @@ class Change:
     sources: tuple[SourceRef, ...] | None = None
     reason: str | None = None
     tier: Tier | None = None
+    takes_sources: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ def change_of(command: RecordCommand) -> Change:
         case ChooseTier():
             return Change("tier", tier=command.tier)
         case Accept() | Reactivate() | Forget():
-            return Change(command.ACTION)
+            takes_sources = isinstance(command, Forget) and command.with_sources
+            return Change(command.ACTION, takes_sources=takes_sources)
         case _:
             assert_never(command)
 

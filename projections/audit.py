@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -61,8 +62,10 @@ class Audit:
 
     def verify(self) -> AuditReport:
         """Recomputes everything that can be recomputed; writes nothing but stale views."""
-        verifier = Verifier(self._checked)
+        verifier = Verifier()
         self._log.drop_opened_keys()
+        for view in self._checked:
+            self._expect(verifier, view)
         try:
             with self._log.reading() as store:
                 for fault in store.storage_faults():
@@ -74,6 +77,14 @@ class Audit:
         for view in self._checked:
             self._compare(verifier, view)
         return verifier.report(self._log.space)
+
+    def _expect(self, verifier: "Verifier", view: View) -> None:
+        # What keeps a view from being computed is found, and said, when it is compared.
+        with (
+            suppress(StorageFault, IntegrityFault),
+            current(self._log, self._views, view) as (_, connection),
+        ):
+            verifier.expect(view, connection)
 
     def _compare(self, verifier: "Verifier", view: View) -> None:
         try:
@@ -96,7 +107,7 @@ class _Record:
 class Verifier:
     """Reads a log in order and remembers what later events must agree with."""
 
-    def __init__(self, views: Iterable[View]) -> None:
+    def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._tip = Head(0, b"", 0, 0, 0)
         self._opened = 0
@@ -104,14 +115,19 @@ class Verifier:
         self._records: dict[str, _Record] = {}
         self._operations: set[str] = set()
         self._unread: list[tuple[int, tuple[str, ...]]] = []
-        self._forgotten_conflicts: dict[str, int] = {}
+        self._explained: dict[str, int] = {}
         self._removed_keys: dict[str, int] = {}
         self._completed = 0
         self._key_epoch = FIRST_KEY_EPOCH
         self._tags: set[tuple[int, str, str]] = set()
         self._tags_through = 0
-        self._expected_views = {view.name: _empty(view) for view in views}
-        self._views = tuple(views)
+        self._views: tuple[View, ...] = ()
+        self._computed: dict[str, sqlite3.Connection] = {}
+
+    def expect(self, view: View, kept: sqlite3.Connection) -> None:
+        """Computes the view beside the audit, comparable with the copy that is kept."""
+        self._views = (*self._views, view)
+        self._computed[view.name] = _empty(view, kept)
 
     def find(self, position: int | None, kind: str, message: str) -> None:
         """Notes a disagreement."""
@@ -194,7 +210,7 @@ class Verifier:
         if operation := event.tag("personal:op"):
             self._once(event, operation.blind or "")
         for view in self._views:
-            view.apply(self._expected_views[view.name], event)
+            view.apply(self._computed[view.name], event)
 
     def _body(self, event: Event, body: Value | None) -> None:
         row = event.row
@@ -248,8 +264,8 @@ class Verifier:
             header.to_revision, event.row.commitment.hex(), forgotten_at
         )
         if is_forgotten:
-            conflicts = (t for t in event.row.tags if t.startswith("con:"))
-            self._forgotten_conflicts.update(dict.fromkeys(conflicts, event.position))
+            explained = (t for t in event.row.tags if t.startswith(("con:", "msg:")))
+            self._explained.update(dict.fromkeys(explained, event.position))
             self._removed_keys.update(dict.fromkeys(header.removed_keys, event.position))
 
     # -- at the head ------------------------------------------------------------------------
@@ -279,22 +295,28 @@ class Verifier:
     def _is_forgotten(self, position: int, tags: tuple[str, ...]) -> bool:
         """Whether a later tombstone explains an erased body."""
         records = (self._records[tag].forgotten_at for tag in tags if tag in self._records)
-        conflicts = (self._forgotten_conflicts.get(tag) for tag in tags)
-        return any(at is not None and at > position for at in (*records, *conflicts))
+        others = (self._explained.get(tag) for tag in tags)
+        return any(at is not None and at > position for at in (*records, *others))
 
     def compare(self, view: View, connection: sqlite3.Connection) -> None:
         """A view equals what the log yields when it is computed again."""
+        if view.name not in self._computed:
+            self.find(None, "view", f"{view.name} could not be computed; ask again")
+            return
         for table in view.tables:
-            query = f"SELECT * FROM {table} ORDER BY 1"
+            kept = connection.execute(f"SELECT * FROM {table}")
+            order = ", ".join(str(n + 1) for n in range(len(kept.description)))
+            query = f"SELECT * FROM {table} ORDER BY {order}"
             kept = connection.execute(query)
-            computed = self._expected_views[view.name].execute(query)
+            computed = self._computed[view.name].execute(query)
             if any(one != other for one, other in zip_longest(kept, computed)):
                 self.find(None, "view", f"{table} is not what the log yields; rebuild it")
 
 
-def _empty(view: View) -> sqlite3.Connection:
+def _empty(view: View, kept: sqlite3.Connection) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.executescript(view.schema)
+    view.begin(connection, kept)
     return connection
 
 

@@ -1,10 +1,11 @@
 """The feed: brings a view up to the log before it answers, or computes it again."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from memoranda.ledger.chain import origin
+from memoranda.ledger.entries import Event
 from memoranda.ledger.log import Log
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.projections.views import Checkpoint, View, ViewFile
@@ -15,46 +16,63 @@ PAGE = 500
 
 @contextmanager
 def current(
-    log: Log, views: ViewFile, view: View
+    log: Log, views: ViewFile, *wanted: View
 ) -> Iterator[tuple[SealedStore, sqlite3.Connection]]:
-    """One snapshot of the log and the view's tables at exactly that position."""
-    # The view is held first: a snapshot taken after that is never older than the checkpoint.
+    """One snapshot of the log and the wanted views' tables at exactly that position."""
+    # The views are held first: a snapshot taken after that is never older than a checkpoint.
     with views.held() as connection, log.reading() as store, views.answering():
-        catch_up(store, views, view)
+        catch_up(store, views, *wanted)
         yield store, connection
 
 
-def catch_up(store: SealedStore, views: ViewFile, view: View) -> int:
-    """Reads on from the view's checkpoint to the head; how many events that were.
+def catch_up(store: SealedStore, views: ViewFile, *wanted: View) -> int:
+    """Reads on from the checkpoints to the head, each event once; how many events that were.
 
-    When the log does not hold the checkpoint's chain at its position (a restore, a fork), or the
+    When the log does not hold a checkpoint's chain at its position (a restore, a fork), or the
     view has another version, it is dropped and computed from the first event.
     """
-    start = views.checkpoint(view)
-    if start is not None and start == (store.head.position, store.head.chain):
+    head = (store.head.position, store.head.chain)
+    starts = {view.name: views.checkpoint(view) for view in wanted}
+    if all(start == head for start in starts.values()):
         return 0
-    if start is None or not _is_on(store, start):
-        start = Checkpoint(0, origin(store.space))
-        with views.writing():
-            views.drop(view)
-            views.move(view, start)
-    count = 0
-    while events := store.page(start.position, PAGE):
+    for view in wanted:
+        start = starts[view.name]
+        if start is None or not _is_on(store, start):
+            starts[view.name] = _restart(store, views, view)
+    done = {name: start.position for name, start in starts.items() if start}
+    position, count = min(done.values()), 0
+    while events := store.page(position, PAGE):
         with views.writing() as connection:
-            for event in events:
-                view.apply(connection, event)
-            start = Checkpoint(events[-1].position, events[-1].row.chain)
-            views.move(view, start)
+            for view in wanted:
+                _apply(views, view, connection, [e for e in events if e.position > done[view.name]])
+        position = events[-1].position
         count += len(events)
     return count
 
 
-def rebuild(log: Log, views: ViewFile, view: View) -> int:
-    """Computes the view from the first event; how many there were."""
+def _apply(
+    views: ViewFile, view: View, connection: sqlite3.Connection, events: Sequence[Event]
+) -> None:
+    for event in events:
+        view.apply(connection, event)
+    if events:
+        views.move(view, Checkpoint(events[-1].position, events[-1].row.chain))
+
+
+def _restart(store: SealedStore, views: ViewFile, view: View) -> Checkpoint:
+    start = Checkpoint(0, origin(store.space))
+    with views.writing():
+        views.drop(view)
+        views.move(view, start)
+    return start
+
+
+def rebuild(log: Log, views: ViewFile, *wanted: View) -> int:
+    """Computes the views from the first event; how many events there were."""
     with views.held(), log.reading() as store, views.answering():
-        with views.writing():
-            views.drop(view)
-        return catch_up(store, views, view)
+        for view in wanted:
+            _restart(store, views, view)
+        return catch_up(store, views, *wanted)
 
 
 def _is_on(store: SealedStore, checkpoint: Checkpoint) -> bool:

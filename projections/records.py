@@ -11,7 +11,13 @@ from memoranda.ledger.candidates import Stored, stored_in
 from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import IntegrityFault, Refused
-from memoranda.ledger.events import RecordCommitted, Value
+from memoranda.ledger.events import (
+    CandidatesDelivered,
+    ConflictChanged,
+    Delivery,
+    RecordCommitted,
+    Value,
+)
 from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record
@@ -41,46 +47,73 @@ class RecordsView:
     """One row per record by its blind tag: positions, states and times, no content."""
 
     name: ClassVar[str] = "records"
-    version: ClassVar[int] = 1
-    tables: ClassVar[tuple[str, ...]] = ("records",)
+    version: ClassVar[int] = 2
+    tables: ClassVar[tuple[str, ...]] = ("records", "counters")
     schema: ClassVar[str] = """
 CREATE TABLE records (
-    record       TEXT PRIMARY KEY,
-    position     INTEGER NOT NULL,
-    opened       INTEGER NOT NULL,
-    status       TEXT NOT NULL,
-    tier         TEXT,
+    record        TEXT PRIMARY KEY,
+    id            BLOB,
+    position      INTEGER NOT NULL,
+    opened        INTEGER NOT NULL,
+    status        TEXT NOT NULL,
+    tier          TEXT,
+    size          INTEGER,
     newest_source INTEGER,
-    effective_at INTEGER,
-    expires_at   INTEGER
+    effective_at  INTEGER,
+    expires_at    INTEGER,
+    delivery      INTEGER
 ) WITHOUT ROWID;
-CREATE INDEX records_by_status ON records (status, newest_source)
+CREATE INDEX records_in_order ON records
+    (status, tier, newest_source DESC, id, position, size, effective_at, expires_at);
+CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL)
 """
 
+    def begin(self, connection: sqlite3.Connection, _: sqlite3.Connection | None = None) -> None:
+        """Deliveries are numbered from 1; `changed` is the last position that changed a record."""
+        connection.execute("INSERT INTO counters VALUES (0, 0)")
+
     def apply(self, connection: sqlite3.Connection, event: Event) -> None:
-        """Takes a record's new state; an erased one leaves its status alone."""
-        if not isinstance(event.header, RecordCommitted):
-            return
-        tag = event.tag("personal:rec")
-        if tag is None:
-            raise IntegrityFault(f"position {event.position}: a record's event without its tag")
-        connection.execute(
-            _PUT,
-            {
-                "record": tag.blind,
-                "position": event.position,
-                "status": event.header.status,
-                **_times(stored_in(event)),
-            },
-        )
+        """Takes a record's new state; an erased one leaves its status and nothing else."""
+        if isinstance(event.header, CandidatesDelivered):
+            delivery = event.body(Delivery)
+            for record_id in delivery.candidate_ids if delivery else ():
+                connection.execute("UPDATE counters SET deliveries = deliveries + 1")
+                connection.execute(_DELIVER, (id_bytes(record_id),))
+        if isinstance(event.header, RecordCommitted | ConflictChanged):
+            connection.execute("UPDATE counters SET changed = ?", (event.position,))
+        if isinstance(event.header, RecordCommitted):
+            tag = event.tag("personal:rec")
+            if tag is None:
+                raise IntegrityFault(f"position {event.position}: a record's event without its tag")
+            connection.execute(
+                _PUT,
+                {
+                    "record": tag.blind,
+                    "position": event.position,
+                    "status": event.header.status,
+                    **_facts(stored_in(event)),
+                },
+            )
 
 
-def _times(stored: Stored | None) -> dict[str, str | int | None]:
+def id_bytes(record_id: str) -> bytes:
+    """A record's id as the view holds it: 32 bytes in the same order."""
+    return bytes.fromhex(record_id.removeprefix("mem_"))
+
+
+def id_text(kept: bytes) -> str:
+    """The record's id again."""
+    return f"mem_{kept.hex()}"
+
+
+def _facts(stored: Stored | None) -> dict[str, str | int | bytes | None]:
     value = stored.value if stored else None
     if not isinstance(value, Record):
-        return dict.fromkeys(("tier", "newest_source", "effective_at", "expires_at"))
+        return dict.fromkeys(("id", "tier", "size", "newest_source", "effective_at", "expires_at"))
     return {
+        "id": id_bytes(value.id),
         "tier": value.tier,
+        "size": len(value.content.encode()),
         "newest_source": max(_count(source.occurred_at) for source in value.sources),
         "effective_at": _count(value.effective_at) if value.effective_at else None,
         "expires_at": _count(value.expires_at) if value.expires_at else None,
@@ -93,13 +126,18 @@ def _count(text: str) -> int:
 
 # A record keeps its place among its like while its status stays, however often it is revised.
 _PUT = """
-INSERT INTO records VALUES
-    (:record, :position, :position, :status, :tier, :newest_source, :effective_at, :expires_at)
+INSERT INTO records VALUES (:record, :id, :position, :position, :status, :tier, :size,
+    :newest_source, :effective_at, :expires_at, NULL)
 ON CONFLICT (record) DO UPDATE SET
-    position = :position,
+    id = :id, position = :position, size = :size, tier = :tier,
     opened = CASE WHEN status = :status THEN opened ELSE :position END,
-    status = :status, tier = :tier, newest_source = :newest_source,
+    delivery = CASE WHEN status = :status THEN delivery END,
+    status = :status, newest_source = :newest_source,
     effective_at = :effective_at, expires_at = :expires_at
+"""
+_DELIVER = """
+UPDATE records SET delivery = (SELECT deliveries FROM counters)
+ WHERE status = 'candidate' AND id = ?
 """
 
 

@@ -47,6 +47,11 @@ class View(Protocol):
     schema: ClassVar[str]
     tables: ClassVar[tuple[str, ...]]
 
+    def begin(self, connection: sqlite3.Connection, like: sqlite3.Connection | None = None) -> None:
+        """Called once when the tables were made, before the first event; `like` is another copy
+        that the new one must be comparable with."""
+        ...
+
     def apply(self, connection: sqlite3.Connection, event: Event) -> None:
         """Takes one event into the tables; called once per event, in order."""
         ...
@@ -137,3 +142,4 @@ class ViewFile:
         self._connection.execute("DELETE FROM checkpoints WHERE view = ?", (view.name,))
         for statement in view.schema.split(";"):
             self._connection.execute(statement)
+        view.begin(self._connection)

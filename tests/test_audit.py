@@ -113,6 +113,8 @@ def live(memory: Memory) -> None:
     assert (
         memory.resolve_conflict(conflict.conflict_id, "keep_both", SECRETS[5]).state == "resolved"
     )
+    step = primary.recall("language", step="step-1")
+    assert primary.note_delivery(step).candidate_ids == (tea.record_id,)
     assert memory.rotate_keys() == 2
 
 
@@ -132,6 +134,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
     assert memory.forget(gone.record_id, 2).status == "forgotten"
     assert memory.remember("one more after the forget").to_revision == 1
     assert len(memory.records(include_inactive=True)) > 4
+    assert isinstance(memory.search("kyoto"), tuple)
     memory.close()
     return books
 
@@ -409,7 +412,7 @@ def test_a_damaged_key_is_found_at_its_bodies(books, column):
         "UPDATE records SET status = 'accepted' WHERE record = (SELECT min(record) FROM records)",
         "UPDATE records SET position = 1 WHERE record = (SELECT max(record) FROM records)",
         "DELETE FROM records WHERE record = (SELECT min(record) FROM records)",
-        "INSERT INTO records VALUES ('rec:forged', 3, 3, 'accepted', 'core', 1, NULL, NULL)",
+        "INSERT INTO records (record, position, opened, status) VALUES ('rec:forged', 3, 3, 'x')",
     ],
 )
 def test_a_changed_view_is_found(books, statement):

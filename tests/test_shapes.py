@@ -17,9 +17,11 @@ from memoranda.ledger.events import (
     Binding,
     BindingChanged,
     Body,
+    CandidatesDelivered,
     Conflict,
     ConflictBody,
     ConflictChanged,
+    Delivery,
     ForgetCompleted,
     Header,
     KeysRotated,
@@ -196,6 +198,17 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
         ),
     ],
     "message.hidden/1": [(MessageHidden(), None)],
+    "candidates.delivered/1": [
+        (
+            CandidatesDelivered(),
+            Delivery(
+                step="step-1",
+                candidate_ids=(
+                    "mem_448800f070a1c5b419f7b261f803ee4b9bf720c1b67db77e20f23d7bd71a2009",
+                ),
+            ),
+        )
+    ],
     "binding.changed/1": [(BindingChanged(), Binding(binding_id="bind-1", session_id="s-main-1"))],
     "task.changed/1": [
         (

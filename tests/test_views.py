@@ -259,7 +259,7 @@ def test_a_view_of_another_version_is_computed_anew(opened):
     position, taken = memory.status().position, []
 
     class Newer(RecordsView):
-        version = 2
+        version = RecordsView.version + 1
 
         def apply(self, connection, event) -> None:
             taken.append(event.position)

@@ -10,10 +10,16 @@ from memoranda.ledger.operations import Ledger
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.feed import rebuild
 from memoranda.projections.history import History
+from memoranda.projections.postings import SearchView
+from memoranda.projections.query import Query
+from memoranda.projections.recall import Recall
 from memoranda.projections.records import Records, RecordsView
+from memoranda.projections.remnants import Remnants
+from memoranda.projections.search import Search
 from memoranda.projections.story import Story
-from memoranda.projections.views import ViewFile
+from memoranda.projections.views import View, ViewFile
 from memoranda.tools.parts import Parts
 from memoranda.tools.reading import Reading
 from memoranda.tools.settings import Settings, load_settings
@@ -57,6 +63,11 @@ class Memory(Writing, Reading):
         """The recovery code, if this opening created the space; it is shown this once."""
         return self._parts.log.recovery_code
 
+    def rebuild(self) -> int:
+        """Computes every view from the first event; how many events there were."""
+        parts = self._parts
+        return rebuild(parts.log, parts.views, *parts.checked)
+
     # -- keys -------------------------------------------------------------------------------
 
     def rotate_keys(self) -> int:
@@ -99,6 +110,7 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
     log = Log(place, stamps, create=create)
     try:
         views = ViewFile(place.data / "views.db", place.space)
+        checked: tuple[View, ...] = (RecordsView(), SearchView(log.index_key))
         parts = Parts(
             log=log,
             views=views,
@@ -107,8 +119,13 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),
-            audit=Audit(log, views, [RecordsView()]),
+            audit=Audit(log, views, checked),
             story=Story(log),
+            recall=Recall(log, views, stamps),
+            search=Search(log, views, stamps),
+            query=Query(log, views, stamps),
+            remnants=Remnants(log, place),
+            checked=checked,
             stamps=stamps,
         )
     except BaseException:

@@ -10,9 +10,13 @@ from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
 from memoranda.projections.history import History
+from memoranda.projections.query import Query
+from memoranda.projections.recall import Recall
 from memoranda.projections.records import Records
+from memoranda.projections.remnants import Remnants
+from memoranda.projections.search import Search
 from memoranda.projections.story import Story
-from memoranda.projections.views import ViewFile
+from memoranda.projections.views import View, ViewFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class Parts:
     records: Records
     audit: Audit
     story: Story
+    recall: Recall
+    search: Search
+    query: Query
+    remnants: Remnants
+    checked: tuple[View, ...]
     stamps: Stamps
 
 

@@ -4,7 +4,11 @@ from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Value
 from memoranda.projections.evidence import EvidenceRead, SourceTime
 from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
+from memoranda.projections.query import QueryPage
+from memoranda.projections.recall import StepRecall
 from memoranda.projections.records import LIST_MAX
+from memoranda.projections.remnants import Proof
+from memoranda.projections.search import FOUND_DEFAULT, Found
 from memoranda.tools.parts import Seat
 
 
@@ -58,6 +62,23 @@ class Reading(Seat):
     def source(self, ref: str) -> SourceTime | Refused:
         """When a message was said, never what."""
         return self._parts.evidence.source(self.caller, ref)
+
+    def recall(self, query: str = "", *, step: str | None = None) -> StepRecall | Refused:
+        """What an assistant should know for one model step: core, recent and detail."""
+        step = self._parts.stamps.new_id("step") if step is None else step
+        return self._parts.recall.for_step(self.caller, query, step)
+
+    def search(self, words: str, *, limit: int = FOUND_DEFAULT) -> tuple[Found, ...] | Refused:
+        """Active records that share a word with the query, the best first."""
+        return self._parts.search.for_words(self.caller, words, limit)
+
+    def query(self, **filters: object) -> QueryPage | Refused:
+        """The exact, filtered listing, page by page; fields as in `query.Filters`."""
+        return self._parts.query.page(self.caller, **filters)
+
+    def remnants(self, text: str) -> Proof | Refused:
+        """Where a text is still found, in any body that opens and in any file."""
+        return self._parts.remnants.of(self.caller, text)
 
     def status(self) -> Status:
         """Counts and positions, nothing personal."""

@@ -9,7 +9,8 @@ from memoranda.ledger import events
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Tier
 from memoranda.ledger.hosting import CaptureReceipt
-from memoranda.ledger.receipts import ConflictReceipt, Receipt
+from memoranda.ledger.receipts import ConflictReceipt, DeliveryReceipt, Receipt
+from memoranda.projections.recall import StepRecall
 from memoranda.tools.parts import Seat
 
 Source = str | Mapping[str, str]
@@ -202,11 +203,20 @@ class Writing(Seat):
         )
 
     def forget(
-        self, record_id: str, expected_revision: int, *, operation_id: str | None = None
+        self,
+        record_id: str,
+        expected_revision: int,
+        *,
+        with_sources: bool = False,
+        operation_id: str | None = None,
     ) -> Receipt | Refused:
-        """Leaves a tombstone and removes the record's keys and bodies."""
+        """Leaves a tombstone and removes keys and bodies; with its captured messages, if asked."""
         return self._on_record(
-            self._parts.ledger.forget, record_id, expected_revision, operation_id
+            self._parts.ledger.forget,
+            record_id,
+            expected_revision,
+            operation_id,
+            with_sources=with_sources,
         )
 
     def commit(self, request: Mapping[str, object]) -> Receipt | Refused:
@@ -242,6 +252,12 @@ class Writing(Seat):
             reason=reason,
         )
 
+    def note_delivery(self, recalled: StepRecall) -> DeliveryReceipt | Refused:
+        """Notes the candidates that a step listed, so that all of them take turns."""
+        return self._parts.ledger.note_delivery(
+            self.caller, step=recalled.step, candidate_ids=recalled.candidate_ids
+        )
+
     # -- how --------------------------------------------------------------------------------
 
     def _operation(self, operation_id: str | None) -> str:
@@ -253,7 +269,7 @@ class Writing(Seat):
         record_id: str,
         expected_revision: int,
         operation_id: str | None,
-        **more: str,
+        **more: str | bool,
     ) -> Receipt | Refused:
         return verb(
             self.caller,

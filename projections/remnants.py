@@ -1,0 +1,140 @@
+"""Where a text is still found: every body the keys at hand can open, and every file's bytes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from memoranda.ledger.authority import Caller
+from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import Message, MessageCaptured, RecordBody, RecordCommitted, Value
+from memoranda.ledger.guards import reader_of
+from memoranda.ledger.log import Log, Place
+from memoranda.ledger.sealed_store import SealedStore
+from memoranda.ledger.sources import message_ref
+
+PAGE = 500
+CHUNK_BYTES = 1 << 20
+
+
+class Remnant(Value):
+    """One place where the text still is.
+
+    `body` is a sealed body, by position, and what it belongs to; `file` is a file that holds the
+    text in clear, by name and offset, which must never be.
+    """
+
+    kind: Literal["record", "message", "event", "file"]
+    position: int | None = None
+    names: str | None = None
+    file: str | None = None
+    offset: int | None = None
+
+
+class Proof(Value):
+    """What a search for a text looked at, and where it found it."""
+
+    bodies_opened: int
+    bodies_erased: int
+    files_searched: int
+    bytes_searched: int
+    remnants: tuple[Remnant, ...]
+
+
+class Remnants:
+    """Searches everything that one space keeps."""
+
+    def __init__(self, log: Log, place: Place) -> None:
+        self._log = log
+        self._place = place
+
+    def of(self, caller: Caller, text: str) -> Proof | Refused:
+        """Every place that holds the text: all bodies are opened, all files are read."""
+        if not text.strip():
+            return Refused(Refusal.INVALID_REQUEST, "text", "must not be empty")
+        with self._log.reading() as store:
+            guards = reader_of(store, caller, "evidence")
+            if isinstance(guards, Refused):
+                return guards
+            found = _Bodies()
+            for event in _events(store):
+                found.look(event, text)
+        files = sorted(_files(self._place))
+        needle = text.encode(errors="replace")
+        return Proof(
+            bodies_opened=found.opened,
+            bodies_erased=found.erased,
+            files_searched=len(files),
+            bytes_searched=sum(path.stat().st_size for path in files),
+            remnants=(
+                *found.remnants,
+                *(remnant for path in files for remnant in _in_file(path, needle)),
+            ),
+        )
+
+
+@dataclass
+class _Bodies:
+    """What the bodies of a log have shown."""
+
+    opened: int = 0
+    erased: int = 0
+    remnants: list[Remnant] = field(default_factory=list)
+
+    def look(self, event: Event, text: str) -> None:
+        body = event.body(Value)
+        if body is None:
+            self.erased += event.header.BODY is not None
+            return
+        self.opened += 1
+        if _holds(body.model_dump(), text):
+            self.remnants.append(_remnant(event, body))
+
+
+def _events(store: SealedStore) -> Iterator[Event]:
+    after = 0
+    while events := store.page(after, PAGE):
+        yield from events
+        after = events[-1].position
+
+
+def _holds(value: object, text: str) -> bool:
+    """Whether any string of a body holds the text."""
+    match value:
+        case str():
+            return text in value
+        case dict():
+            return any(_holds(part, text) for pair in value.items() for part in pair)
+        case list() | tuple():
+            return any(_holds(part, text) for part in value)
+        case _:
+            return False
+
+
+def _remnant(event: Event, body: Value) -> Remnant:
+    if isinstance(event.header, MessageCaptured) and isinstance(body, Message):
+        ref = message_ref(body.session_id, body.seq).address
+        return Remnant(kind="message", position=event.position, names=ref)
+    if isinstance(event.header, RecordCommitted) and isinstance(body, RecordBody):
+        return Remnant(kind="record", position=event.position, names=str(body.value["id"]))
+    return Remnant(kind="event", position=event.position, names=event.header.TOPIC)
+
+
+def _files(place: Place) -> Iterator[Path]:
+    for folder in (place.data, place.state):
+        yield from (path for path in folder.rglob("*") if path.is_file())
+
+
+def _in_file(path: Path, needle: bytes) -> Iterator[Remnant]:
+    """The places of the needle in a file, read in pieces that overlap."""
+    with path.open("rb") as file:
+        tail, start = b"", 0
+        while chunk := file.read(CHUNK_BYTES):
+            window = tail + chunk
+            at = window.find(needle)
+            while at >= 0:
+                yield Remnant(kind="file", file=path.name, offset=start + at)
+                at = window.find(needle, at + 1)
+            tail = window[len(window) - len(needle) + 1 :] if len(needle) > 1 else b""
+            start += len(window) - len(tail)
