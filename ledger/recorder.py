@@ -48,6 +48,10 @@ class Snapshot(Protocol):
         """Events behind a position in order; those that match any item, or all without items."""
         ...
 
+    def at(self, positions: Sequence[int]) -> list[Row]:
+        """The events at some positions."""
+        ...
+
     def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
         """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
         ...

@@ -1,6 +1,6 @@
 """The log through the keys: tags blinded, events split and sealed, bodies opened on demand."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import pack
 
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
@@ -56,6 +56,10 @@ class SealedStore:
     def page(self, after: int, limit: int) -> list[Event]:
         """The next events behind a position, in order."""
         return [self.event(row) for row in self.rows(after, limit)]
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Event]:
+        """The events at some positions, by position."""
+        return {row.position: self.event(row) for row in self._snapshot.at(positions)}
 
     def at(self, position: int) -> Event | None:
         """The event at a position."""

@@ -140,6 +140,15 @@ class SQLiteSnapshot:
         )
         return [_row(row) for row in rows]
 
+    def at(self, positions: Sequence[int]) -> list[Row]:
+        """The events at some positions."""
+        marks = ", ".join("?" * len(positions))
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position IN ({marks})",
+            (self._space, *positions),
+        )
+        return [_row(row) for row in rows]
+
     def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
         """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
         rows = self._connection.execute(

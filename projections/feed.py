@@ -10,7 +10,7 @@ from memoranda.ledger.log import Log
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.projections.views import Checkpoint, View, ViewFile
 
-PAGE = 500
+PAGE = 2000
 """Events per durable step of a catch-up; the log is never held in memory."""
 
 

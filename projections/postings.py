@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from memoranda.ledger.candidates import stored_in
@@ -35,22 +35,16 @@ class Document(NamedTuple):
     record: str
 
 
-class Hit(NamedTuple):
-    """A document of the index with its relevance."""
-
-    document: int
-    score: float
-
-
 class SearchView:
     """Who says which word how often, for accepted records; words are blind, texts are not kept."""
 
     name: ClassVar[str] = "search"
-    version: ClassVar[int] = ANALYSIS_VERSION
+    version: ClassVar[int] = 100 + ANALYSIS_VERSION
     tables: ClassVar[tuple[str, ...]] = ("postings", "documents", "words", "scopes", "index_key")
     schema: ClassVar[str] = """
 CREATE TABLE postings (
-    scope INTEGER NOT NULL, token BLOB NOT NULL, document INTEGER NOT NULL, count INTEGER NOT NULL,
+    scope INTEGER NOT NULL, token BLOB NOT NULL, document INTEGER NOT NULL,
+    count INTEGER NOT NULL, length INTEGER NOT NULL,
     PRIMARY KEY (scope, token, document)
 ) WITHOUT ROWID;
 CREATE TABLE documents (
@@ -150,8 +144,8 @@ def _put_in(
         (new.position, SCOPE, new.record, length, tokens),
     )
     connection.executemany(
-        "INSERT INTO postings VALUES (?, ?, ?, ?)",
-        [(SCOPE, token, new.position, count) for token, count in counts.items()],
+        "INSERT INTO postings VALUES (?, ?, ?, ?, ?)",
+        [(SCOPE, token, new.position, count, length) for token, count in counts.items()],
     )
     connection.executemany(
         "INSERT INTO words VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET documents = documents + 1",
@@ -171,21 +165,35 @@ def _split(tokens: bytes) -> list[bytes]:
 # -- asking ---------------------------------------------------------------------------------
 
 
+class Hit(NamedTuple):
+    """A document of the index with its relevance."""
+
+    document: int
+    score: float
+
+
 def ranked(connection: sqlite3.Connection, blinder: Blinder, query: str) -> list[Hit]:
     """The best documents for a query by BM25, best first; nothing typed is query syntax."""
-    row = connection.execute(
+    scope = connection.execute(
         "SELECT documents, length FROM scopes WHERE scope = ?", (SCOPE,)
     ).fetchone()
-    words = _known_words(connection, [blinder(word) for word in query_tokens(query)])
-    if row is None or not words:
+    tokens = [blinder(word) for word in query_tokens(query)]
+    if scope is None or not tokens:
         return []
-    documents, length = row
-    idf = {
-        token: math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5))
-        for token, frequency in words
-    }
-    best, unread = _candidates(connection, words, idf, documents)
-    return _exact(connection, best, unread, idf, length / max(documents, 1))
+    documents, length = scope
+    scores: dict[int, float] = {}
+    budget = max(POSTINGS_MIN, min(POSTINGS_MAX, int(documents * POSTINGS_SHARE)))
+    for token, frequency in _known_words(connection, tokens):
+        # A word too common for what is left of the budget counts for the best so far only.
+        among = _best(scores) if scores and frequency > budget else None
+        rows = _postings(connection, token, budget, among)
+        budget -= min(budget, frequency) if among is None else 0
+        weight = math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)) * (K1 + 1)
+        base, slope = K1 * (1 - B), K1 * B * documents / length
+        for document, count, size in rows:
+            share = weight * count / (count + base + slope * size)
+            scores[document] = scores.get(document, 0.0) + share
+    return [Hit(document, scores[document]) for document in _best(scores)]
 
 
 def _known_words(
@@ -200,62 +208,20 @@ def _known_words(
     return sorted(rows, key=lambda row: (row[1], row[0]))
 
 
-Counts = dict[int, dict[bytes, int]]
-
-
-def _candidates(
-    connection: sqlite3.Connection,
-    words: Sequence[tuple[bytes, int]],
-    idf: dict[bytes, float],
-    documents: int,
-) -> tuple[Counts, list[bytes]]:
-    """The documents worth an exact score, with their counts so far, and the words not yet read."""
-    budget = max(POSTINGS_MIN, min(POSTINGS_MAX, int(documents * POSTINGS_SHARE)))
-    counts: Counts = {}
-    partial: dict[int, float] = {}
-    unread: list[bytes] = []
-    for token, frequency in words:
-        if counts and frequency > budget:
-            unread.append(token)
-            continue
-        rows = connection.execute(
-            "SELECT document, count FROM postings WHERE scope = ? AND token = ? LIMIT ?",
-            (SCOPE, token, budget),
-        )
-        weight = idf[token]
-        for document, count in rows:
-            counts.setdefault(document, {})[token] = count
-            partial[document] = partial.get(document, 0.0) + weight * count / (count + K1)
-        budget -= min(budget, frequency)
-    if len(counts) > CANDIDATES_MAX:
-        kept = sorted(partial, key=lambda document: (-partial[document], document))
-        counts = {document: counts[document] for document in kept[:CANDIDATES_MAX]}
-    return counts, unread
-
-
-def _exact(
-    connection: sqlite3.Connection,
-    counts: Counts,
-    unread: Iterable[bytes],
-    idf: dict[bytes, float],
-    mean_length: float,
-) -> list[Hit]:
-    marks = ", ".join("?" * len(counts))
-    for token in unread:
-        rows = connection.execute(
-            f"SELECT document, count FROM postings WHERE scope = ? AND token = ?"
-            f" AND document IN ({marks})",
-            (SCOPE, token, *counts),
-        )
-        for document, count in rows:
-            counts[document][token] = count
-    lengths = connection.execute(
-        f"SELECT document, length FROM documents WHERE document IN ({marks})", tuple(counts)
+def _postings(
+    connection: sqlite3.Connection, token: bytes, budget: int, among: Sequence[int] | None
+) -> list[tuple[int, int, int]]:
+    """Document, count and document's length, for a word: up to the budget, or among some."""
+    where = "" if among is None else f" AND document IN ({', '.join(map(str, among))})"
+    rows = connection.execute(
+        "SELECT document, count, length FROM postings WHERE scope = ? AND token = ?"
+        f"{where} LIMIT ?",
+        (SCOPE, token, budget if among is None else -1),
     )
-    hits = []
-    for document, length in lengths:
-        norm = K1 * (1 - B + B * length / mean_length)
-        found = counts[document].items()
-        score = sum(idf[token] * count * (K1 + 1) / (count + norm) for token, count in found)
-        hits.append(Hit(document, score))
-    return sorted(hits, key=lambda hit: (-hit.score, hit.document))
+    return rows.fetchall()
+
+
+def _best(scores: Mapping[int, float]) -> list[int]:
+    """The documents with the best scores, best first; of equals the older first."""
+    order = sorted((-score, document) for document, score in scores.items())
+    return [document for _, document in order[:CANDIDATES_MAX]]

@@ -5,6 +5,7 @@ import sqlite3
 
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import step_delivery
+from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Delivery, RecordBody, Value
 from memoranda.ledger.guards import reader_of
@@ -134,7 +135,8 @@ class Recall:
 
 def _zone(store: SealedStore, name: ZoneName, packed: Packed) -> Zone:
     """A zone with its texts; they are opened only now, for what is shown."""
-    facts = tuple(_fact(store, member) for member in packed.chosen)
+    events = store.at_positions([member.position for member in packed.chosen])
+    facts = tuple(_fact(events[member.position], member) for member in packed.chosen)
     return Zone(
         name=name,
         facts=facts,
@@ -152,9 +154,8 @@ def _zone(store: SealedStore, name: ZoneName, packed: Packed) -> Zone:
     )
 
 
-def _fact(store: SealedStore, member: Member) -> RecalledFact:
-    event = store.at(member.position)
-    body = event.body(RecordBody) if event else None
+def _fact(event: Event, member: Member) -> RecalledFact:
+    body = event.body(RecordBody)
     assert body is not None, "the view names live records at this snapshot"
     content = str(body.value["content"])
     return RecalledFact(record_id=member.record_id, content=content, size_bytes=member.size_bytes)

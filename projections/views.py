@@ -27,6 +27,7 @@ CREATE TABLE checkpoints (
 ) WITHOUT ROWID;
 """
 LOCK_WAIT_S = 10.0
+CACHE_KIB = 24 * 1024
 
 _PASSING = ("SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
 """Faults of the moment, which say nothing about what the file holds."""
@@ -81,7 +82,12 @@ class ViewFile:
         return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        return connect(self._path, schema=SCHEMA, schema_number=SCHEMA_NUMBER, is_disposable=True)
+        connection = connect(
+            self._path, schema=SCHEMA, schema_number=SCHEMA_NUMBER, is_disposable=True
+        )
+        # Words fall all over an index; computing it goes faster while more of it stays in memory.
+        connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+        return connection
 
     def close(self) -> None:
         with self._lock.held():

@@ -1,11 +1,11 @@
 """Core, recent, detail: which facts belong to a step, in which order, and what fits (PM 5.1)."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from memoranda.projections.postings import Blinder, ranked
+from memoranda.projections.postings import Blinder, Hit, ranked
 from memoranda.projections.records import id_text
 
 ZoneName = Literal["core", "recent", "detail"]
@@ -15,6 +15,9 @@ RECENT_US = 1_209_600 * 1_000_000
 FACTS_MAX = 8
 BUDGETS: dict[ZoneName, int] = {"core": 2_000, "recent": 1_500, "detail": 2_500}
 """UTF-8 bytes of fact text per zone; ids and markup do not count."""
+
+RELATED_STEP = 32
+"""Matching facts whose records are looked up at once; a zone seldom needs more."""
 
 LEFT_OUT_MAX = 20
 """How many facts that did not fit are named; the rest is only said to exist."""
@@ -81,20 +84,30 @@ def related(
     zone: ZoneName | None = None,
 ) -> Iterator[Related]:
     """Active facts that match, of one zone or of all: relevance, newest source, id."""
-    hits = {hit.document: hit.score for hit in ranked(connection, blinder, query)}
-    marks = ", ".join(str(document) for document in hits)
+    hits = ranked(connection, blinder, query)
+    while hits:
+        end = min(RELATED_STEP, len(hits))
+        # Equals stay together: among them the newest source comes first, then the id.
+        while end < len(hits) and hits[end].score == hits[end - 1].score:
+            end += 1
+        yield from _in_order(connection, now, hits[:end], MEMBERS[zone] if zone else ACTIVE)
+        hits = hits[end:]
+
+
+def _in_order(
+    connection: sqlite3.Connection, now: int, hits: Sequence[Hit], membership: str
+) -> Iterator[Related]:
+    scores = dict(hits)
+    marks = ", ".join(map(str, scores))
     rows = connection.execute(
-        "SELECT documents.document, newest_source, id, position, size FROM documents"
+        "SELECT document, newest_source, id, position, size FROM documents"
         # The few documents first, then their records: left alone, SQLite walks all records.
-        f" CROSS JOIN records USING (record) WHERE document IN ({marks})"
-        f" AND {MEMBERS[zone] if zone else ACTIVE}",
+        f" CROSS JOIN records USING (record) WHERE document IN ({marks}) AND {membership}",
         {"now": now, "recent": RECENT_US},
     )
-    found = [(-hits[document], -source, *member) for document, source, *member in rows]
-    return (
-        Related(Member(id_text(kept), position, size), -score)
-        for score, _, kept, position, size in sorted(found)
-    )
+    ordered = sorted((-scores[document], -source, *member) for document, source, *member in rows)
+    for score, _, kept, position, size in ordered:
+        yield Related(Member(id_text(kept), position, size), -score)
 
 
 def pack(members: Iterable[Member], budget_bytes: int) -> Packed:
