@@ -65,6 +65,7 @@ CREATE TABLE records (
 ) WITHOUT ROWID;
 CREATE INDEX records_in_order ON records
     (status, tier, newest_source DESC, id, position, size, effective_at, expires_at);
+CREATE INDEX records_by_id ON records (id);
 CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL)
 """
 
@@ -171,6 +172,19 @@ class Records:
         if isinstance(listing := admit(Listing, {"limit": limit}), Refused):
             return listing
         return self._opened(caller, "WHERE status = 'candidate' ORDER BY opened", {"limit": limit})
+
+    def ids_beginning(self, caller: Caller, text: str) -> tuple[str, ...] | Refused:
+        """At most two ids that begin with `mem_` and some hex digits: one, or not the only one."""
+        digits = text.removeprefix("mem_").ljust(64, "0")
+        low, end = bytes.fromhex(digits), text.removeprefix("mem_").ljust(64, "f")
+        with current(self._log, self._views, self._view) as (store, connection):
+            guards = reader_of(store, caller, "query")
+            if isinstance(guards, Refused):
+                return guards
+            rows = connection.execute(
+                "SELECT id FROM records WHERE id BETWEEN ? AND ? LIMIT 2", (low, bytes.fromhex(end))
+            )
+            return tuple(id_text(kept) for (kept,) in rows.fetchall())
 
     def counts(self) -> dict[str, int]:
         """How many records there are of each status."""

@@ -46,8 +46,8 @@ def run(script: str, cwd: Path, *, options: tuple[str, ...] = (), **environment:
     return done.stdout
 
 
-def test_the_front_door_is_the_one_public_name():
-    assert memoranda.__all__ == ["open_memory"]
+def test_the_front_doors_are_the_only_public_names():
+    assert memoranda.__all__ == ["open_memory", "open_memory_async"]
     with pytest.raises(AttributeError, match="no attribute 'close_memory'"):
         _ = memoranda.close_memory
 

@@ -19,7 +19,7 @@ from memoranda.ledger.errors import (
     Refused,
     RefusedError,
 )
-from memoranda.tools import cli_capture, cli_keys, cli_reads, cli_writes
+from memoranda.tools import cli_capture, cli_keys, cli_reads, cli_recall, cli_writes
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem, prepare_streams
 from memoranda.tools.cli_run import Json, Run, run_of
 from memoranda.tools.render import tour_page
@@ -156,6 +156,7 @@ def take_tour(_context: typer.Context, *, _json: Json = False) -> Answer:
 
 
 _COMMANDS: dict[str, dict[str, Command]] = {
+    "Keys and proof": {"rebuild": cli_recall.rebuild},
     "Start": {"init": cli_keys.init, "tour": take_tour},
     "Keep": {"remember": cli_writes.remember, "capture": cli_capture.capture},
     "Look": {
@@ -163,6 +164,9 @@ _COMMANDS: dict[str, dict[str, Command]] = {
         "show": cli_reads.show,
         "candidates": cli_reads.candidates,
         "evidence": cli_reads.evidence,
+        "recall": cli_recall.recall,
+        "search": cli_recall.search,
+        "query": cli_recall.query,
         "status": cli_reads.status,
     },
     "Decide": {
@@ -179,6 +183,11 @@ _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {
         "Decide",
         "Choose the few facts that every step recalls.",
         {"add": cli_writes.add, "drop": cli_writes.drop},
+    ),
+    "forgotten": (
+        "Keys and proof",
+        "What was forgotten, and what is still found.",
+        {"prove": cli_recall.prove, "list": cli_recall.forgotten},
     ),
     "keys": (
         "Keys and proof",

@@ -194,14 +194,12 @@ def _record_id(memory: "Memory", text: str) -> str | Refused:
         return Refused(Refusal.INVALID_REQUEST, "record", message)
     if len(digits) == 64:
         return text
-    # Looked up among what the lists show, which is where a short id comes from.
-    lists = (memory.records(), memory.candidates(), memory.records(include_inactive=True))
-    shown = {read.record.id for reads in lists if not isinstance(reads, Refused) for read in reads}
-    found = [record_id for record_id in shown if record_id.startswith(text)]
+    found = memory.ids_beginning(text)
+    if isinstance(found, Refused):
+        return found
     if len(found) == 1:
         return found[0]
-    no = "no listed record's id begins so; a full id finds every record"
-    message = "several records' ids begin so; give more digits" if found else no
+    message = "several records' ids begin so; give more digits" if found else "no id begins so"
     return Refused(Refusal.NOT_FOUND, "record", message)
 
 

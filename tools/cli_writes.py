@@ -255,6 +255,9 @@ def forget(
     context: typer.Context,
     record: RecordArgument,
     *,
+    with_sources: Annotated[
+        bool, typer.Option("--with-sources", help="The captured messages it rests on as well.")
+    ] = False,
     expect: Expect = None,
     operation: Operation = None,
     _json: Json = False,
@@ -262,11 +265,14 @@ def forget(
     """Erase a record for good: its keys and every revision's content.
 
     A tombstone stays, so that nothing can be remembered from the same words again. The captured
-    messages that it rests on stay too, and so do copies of the files made before.
+    messages that it rests on stay unless --with-sources takes them; copies of the files made
+    before are out of reach. `memoranda forgotten prove TEXT` shows what is still found where.
     """
 
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
-        return memory.forget(to.record_id, to.revision, operation_id=to.operation_id)
+        return memory.forget(
+            to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
+        )
 
     return _decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
 

@@ -47,6 +47,10 @@ class Reading(Seat):
             self.caller, include_inactive=include_inactive, limit=limit
         )
 
+    def ids_beginning(self, text: str) -> tuple[str, ...] | Refused:
+        """At most two ids that begin so; forgotten records are known by their full id only."""
+        return self._parts.records.ids_beginning(self.caller, text)
+
     def candidates(self, *, limit: int = LIST_MAX) -> tuple[RecordRead, ...] | Refused:
         """What waits for acceptance, oldest first."""
         return self._parts.records.candidates(self.caller, limit=limit)

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
     from memoranda.projections.history import RecordRead, RevisionRead
+    from memoranda.projections.recall import Zone
+    from memoranda.projections.remnants import Proof
     from memoranda.tools.tour import Step
 
 SHORT_ID = len("mem_") + 10
+METER_CELLS = 20
 
 _JOINERS = "\u200c\u200d"
 """Format characters that belong to words and emoji; every other one is shown as its escape."""
@@ -262,3 +265,45 @@ def tour_page(steps: Sequence["Step"], following: Sequence[str]) -> list[Rendera
 def _folding(count: int) -> list[Column]:
     """Columns that break long words, since Chinese text has no blanks to break at."""
     return [Column(overflow="fold") for _ in range(count)]
+
+
+def zone_page(zone: "Zone") -> list[RenderableType]:
+    """A zone of a step with its meter, its facts, and what was left out."""
+    rows: list[tuple[str, RenderableType]] = [
+        (short(fact.record_id), line(visible(fact.content))) for fact in zone.facts
+    ]
+    left_out = [
+        line(f"left out: {short(it.record_id)}, {it.size_bytes:,} bytes, {it.reason}", "yellow")
+        for it in zone.left_out
+    ]
+    more = [line("more facts of this zone were not looked at", "yellow")] if zone.is_more else []
+    return [_meter(zone), pairs(rows) if rows else line("  nothing"), *left_out, *more]
+
+
+def _meter(zone: "Zone") -> Text:
+    filled = round(METER_CELLS * zone.used_bytes / zone.budget_bytes)
+    bar = "#" * filled + "." * (METER_CELLS - filled)
+    return Text.assemble(
+        (f"{zone.name:6s} ", "bold"),
+        f"[{bar}] {zone.used_bytes:,} of {zone.budget_bytes:,} bytes, {len(zone.facts)} facts",
+    )
+
+
+def proof_page(proof: "Proof") -> list[RenderableType]:
+    """Where a text was looked for, and where it was found."""
+    looked = (
+        f"{proof.bodies_opened:,} bodies opened, {proof.bodies_erased:,} erased,"
+        f" {proof.files_searched} files and {proof.bytes_searched:,} bytes searched"
+    )
+    if not proof.remnants:
+        return [line("It is found nowhere.", "green"), line(looked)]
+    rows: list[tuple[str, RenderableType]] = [
+        (
+            it.kind,
+            line(
+                f"position {it.position}, {it.names}" if it.names else f"{it.file} at {it.offset}"
+            ),
+        )
+        for it in proof.remnants
+    ]
+    return [pairs(rows), line(looked)]

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memoranda.tools.memory import open_memory
+    from memoranda.tools.memory_async import open_memory_async
 
-__all__ = ["open_memory"]
+__all__ = ["open_memory", "open_memory_async"]
 
 
 def __getattr__(name: str) -> object:
@@ -14,4 +15,8 @@ def __getattr__(name: str) -> object:
         from memoranda.tools.memory import open_memory
 
         return open_memory
+    if name == "open_memory_async":
+        from memoranda.tools.memory_async import open_memory_async
+
+        return open_memory_async
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
