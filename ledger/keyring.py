@@ -122,10 +122,10 @@ class Keyring:
                     self._open_keys.clear()
                 if key_id == SPACE_KEY:
                     secret = derive(self._secret(_SECRET_ROW), "bodies/v1")
-                elif self._row(key_id) is None:
+                elif (found := self._found(key_id)) is None:
                     return None
                 else:
-                    secret = self._secret(key_id)
+                    secret = found
                 self._open_keys[key_id] = BodyKey(key_id, secret)
             return self._open_keys[key_id]
 
@@ -266,13 +266,19 @@ class Keyring:
         return wrap(wrapping_key, secret, self._bound(key_id, key_epoch), nonce)
 
     def _secret(self, key_id: str) -> bytes:
+        secret = self._found(key_id)
+        if secret is None:
+            raise IntegrityFault("a key that the space cannot do without is missing")
+        return secret
+
+    def _found(self, key_id: str) -> bytes | None:
         row = self._row(key_id)
         if row is not None and row[0] not in self._wrapping_keys:
             self._wrapping_keys = self._vault.read()
             # A rotation may have ended between the two reads; the row is read once more after it.
             row = self._row(key_id)
         if row is None:
-            raise IntegrityFault("a key that the space cannot do without is missing")
+            return None
         key_epoch, wrapped = row
         return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
 

@@ -753,3 +753,83 @@ def test_an_answer_that_cannot_be_written_is_a_fault(run: Terminal) -> None:
 
     assert process.returncode == 5
     assert err == b"fault: the answer could not be written: No space left on device\n"
+
+
+# -- recall ---------------------------------------------------------------------------------
+
+
+def test_recall_shows_each_zone_with_its_meter_and_one_block_for_a_model(run: Terminal) -> None:
+    run.remembered("Lin lives in Lisbon")
+
+    words, answer = run("recall", "lisbon"), run("recall", "lisbon", "--step", "s", "--json")
+    block = run("recall", "lisbon", "--render", "400", "--json")
+
+    assert "recent [" in words.out
+    assert "19 of 1,500 bytes, 1 facts" in words.out
+    assert [zone["name"] for zone in answer.answer["zones"]] == ["core", "recent", "detail"]
+    assert answer.answer["step"] == "s"
+    assert len(block.answer["text"].encode()) <= 400
+    assert "<memory>" in run("recall", "--render", "400").out
+
+
+def test_search_and_query_find_by_words_and_by_filters_page_by_page(run: Terminal) -> None:
+    ids = [run.remembered(f"Lin 喝茶 number {number}") for number in range(3)]
+
+    found = run("search", "喝茶", "--json").answer["found"]
+    page = run("query", "--limit", "2", "--json").answer
+    rest = run("query", "--limit", "2", "--cursor", page["next_cursor"], "--json").answer
+    stale = run("query", "--tier", "core", "--cursor", page["next_cursor"], "--json")
+
+    assert sorted(it["found"]["record"]["id"] for it in found) == sorted(ids)
+    assert [len(page["records"]), len(rest["records"])] == [2, 1]
+    assert (stale.code, stale.error["code"]) == (1, "cursor_invalid")
+    assert "Nothing matches." in run("search", "coffee").out
+    assert "--cursor" in run("query", "--limit", "2").out
+
+
+def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:
+    record = run.remembered("Lin had a secret garden")
+    before = run("forgotten", "prove", "secret garden", "--json").answer["remnants"]
+    assert [it["kind"] for it in before] == ["record"]
+
+    assert run("forget", record, "--with-sources").code == 0
+
+    assert "found nowhere" in run("forgotten", "prove", "-", given="secret garden\n").out
+    (tombstone,) = run("forgotten", "list", "--json").answer["records"]
+    assert tombstone["record"]["id"] == record
+    assert run("rebuild", "--json").answer["events"] > 2
+    assert run("forgotten", "prove", " ").code == 1
+
+
+def test_a_short_id_is_found_among_many_records(run: Terminal) -> None:
+    with run.memory() as memory:
+        ids = [memory.remember(f"fact {number}").record_id for number in range(150)]
+
+    shown = [run("show", f"{ids[at][:20]}", "--json") for at in (0, 149)]
+
+    assert [it.answer["record"]["id"] for it in shown] == [ids[0], ids[149]]
+
+
+def test_capture_follows_a_growing_file_until_it_is_gone(run: Terminal) -> None:
+    file = run.folder / "chat.jsonl"
+    file.write_text(lines({"role": "user", "text": "one"}) + '{"role": "us')
+    following = run.start("capture", "--follow", str(file), "--json")
+    with run.memory() as memory:
+        _wait_for(lambda: memory.status().position >= 2)
+        with file.open("a") as stream:
+            stream.write('er", "text": "two"}\n')
+        _wait_for(lambda: memory.status().position >= 3)
+
+    file.unlink()
+
+    out, _ = following.communicate(timeout=10)
+    assert json.loads(out)["captured"] == 2
+    assert run("capture", "--follow").code == 2
+
+
+def _wait_for(is_so: "Callable[[], bool]") -> None:
+    for _ in range(200):
+        if is_so():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in ten seconds")

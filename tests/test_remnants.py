@@ -111,7 +111,19 @@ def test_a_view_computed_anew_after_a_forget_equals_the_one_that_grew(memory, pr
     assert grown["records"] == fresh["records"]
     assert grown["scopes"] == fresh["scopes"]
     assert len(grown["postings"]) == len(fresh["postings"])
+    assert memory.audit.verify(with_index=True).findings == ()
+
+
+def test_a_changed_row_of_the_index_is_found_when_it_is_recomputed(memory):
+    memory.remember("Coffee after lunch")
+    assert memory.audit.verify(with_index=True).findings == ()
+
+    with memory._parts.views.held() as connection:
+        connection.execute("UPDATE postings SET count = count + 1")
+
     assert memory.audit.verify().findings == ()
+    (finding,) = memory.audit.verify(with_index=True).findings
+    assert (finding.kind, finding.message.split()[0]) == ("view", "postings")
 
 
 def rows(memory) -> dict[str, list]:

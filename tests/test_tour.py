@@ -27,7 +27,7 @@ def test_the_tour_shows_every_step_with_its_figures() -> None:
     facts = [step.wire() for step in tour()]
 
     titles = [str(fact.pop("title")) for fact in facts]
-    assert len(titles) == len(set(titles)) == 8
+    assert len(titles) == len(set(titles)) == 11
     assert facts == [
         {
             "captured": 64,
@@ -47,7 +47,10 @@ def test_the_tour_shows_every_step_with_its_figures() -> None:
         {"accepted": 1, "rejected": 1, "proposed_again": "candidate_rejected"},
         {"revision": 2},
         {"replayed": True, "other_content": "operation_conflict"},
-        {"events": 83, "opened": 82, "records": 10, "findings": []},
+        {"core": 0, "recent": 77, "detail": 87},
+        {"left": ["message"]},
+        {"events": 87},
+        {"events": 87, "opened": 81, "records": 10, "findings": []},
     ]
 
 

@@ -2,10 +2,12 @@
 
 import json
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +15,13 @@ from memoranda.ledger.errors import Refusal, Refused
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_run import Json, Run, run_of
 from memoranda.tools.render import visible
+
+if TYPE_CHECKING:
+    from memoranda.ledger.hosting import CaptureReceipt
+    from memoranda.tools.memory import Memory
+
+POLL_S = 0.2
+"""How often a growing file is looked at."""
 
 LINE_BYTES_MAX = 2 * 1024 * 1024
 """More than the longest message takes when every character of it is escaped."""
@@ -28,8 +37,9 @@ class MessageLines:
     the lines of its session, so that the same stream always says the same.
     """
 
-    def __init__(self, stream: IO[bytes], session: str) -> None:
+    def __init__(self, stream: "IO[bytes] | GrowingLines", session: str) -> None:
         self._stream = stream
+        self._number = 0
         self._session = session
         self._counts: Counter[str] = Counter()
         self._unanswered: deque[tuple[int, str]] = deque()
@@ -66,15 +76,30 @@ class MessageLines:
             self.refused.append((number, refused))
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Every line that is not blank; of one that is too long, the beginning."""
-        number = 0
+        """Every line that is not blank, to the present end; of a too long one the beginning."""
         while raw := self._stream.readline(LINE_BYTES_MAX):
-            number += 1
+            self._number += 1
             rest = raw
             while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
                 rest = self._stream.readline(LINE_BYTES_MAX)
             if raw.strip():
-                yield number, raw
+                yield self._number, raw
+
+
+class GrowingLines:
+    """A file that somebody is still writing to: its complete lines, and an end that moves."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int) -> bytes:
+        """The next line once it is complete; nothing while it is not."""
+        start = self._stream.tell()
+        raw = self._stream.readline(limit)
+        if raw.endswith(b"\n") or len(raw) == limit:
+            return raw
+        self._stream.seek(start)
+        return b""
 
 
 def _read(raw: bytes) -> dict[str, object] | Refused:
@@ -115,6 +140,10 @@ def capture(
             " its messages can be accepted. The one before may only read from then on.",
         ),
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on with FILE as it grows, until Ctrl-C or its end."),
+    ] = False,
     _json: Json = False,
 ) -> Answer | Refused:
     """Take conversation messages in; the same ones again change nothing.
@@ -124,16 +153,25 @@ def capture(
     without seq gets its place among its session's lines. A refused line does not stop the others.
     """
     if file is None or str(file) == "-":
+        if follow:
+            raise typer.BadParameter("needs a FILE", context, param_hint="--follow")
         return _capture(context, MessageLines(sys.stdin.buffer, session), is_primary=primary)
     with file.open("rb") as stream:
-        return _capture(context, MessageLines(stream, session), is_primary=primary)
+        lines = MessageLines(GrowingLines(stream) if follow else stream, session)
+        return _capture(context, lines, is_primary=primary, growing=file if follow else None)
 
 
-def _capture(context: typer.Context, lines: MessageLines, *, is_primary: bool) -> Answer | Refused:
+def _capture(
+    context: typer.Context,
+    lines: MessageLines,
+    *,
+    is_primary: bool,
+    growing: Path | None = None,
+) -> Answer | Refused:
     run = run_of(context)
     captured = known = 0
     with run.memory(create=True) as memory:
-        for answer in memory.capture(lines.messages()):
+        for answer in _answers(memory, lines, growing):
             lines.answered(answer if isinstance(answer, Refused) else None)
             if not isinstance(answer, Refused):
                 captured += not answer.replayed
@@ -155,6 +193,17 @@ def _capture(context: typer.Context, lines: MessageLines, *, is_primary: bool) -
     if bound:
         shown.append(f"The primary session is now {visible(bound.session_id)}.")
     return Answer(fields, shown, _problem(run, lines))
+
+
+def _answers(
+    memory: "Memory", lines: MessageLines, growing: Path | None
+) -> Iterator["CaptureReceipt | Refused"]:
+    """The answer to each message; of a growing file until it is gone or the person has enough."""
+    yield from memory.capture(lines.messages())
+    with suppress(KeyboardInterrupt):
+        while growing is not None and growing.exists():
+            time.sleep(POLL_S)
+            yield from memory.capture(lines.messages())
 
 
 def _problem(run: Run, lines: MessageLines) -> Problem | None:

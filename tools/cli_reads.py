@@ -161,10 +161,17 @@ def _bytes_in(folder: Path) -> int:
 # -- audit ----------------------------------------------------------------------------------
 
 
-def verify(context: typer.Context, *, _json: Json = False) -> Answer:
+def verify(
+    context: typer.Context,
+    *,
+    index: Annotated[
+        bool, typer.Option("--index", help="The search index too, which takes the longest.")
+    ] = False,
+    _json: Json = False,
+) -> Answer:
     """Recompute the whole log: chain, tags, commitments, receipts, keys and views."""
     with run_of(context).memory() as memory:
-        report = memory.audit.verify()
+        report = memory.audit.verify(with_index=index)
     rows = [
         ("space", report.space),
         ("events", f"{report.events}, to position {report.position}"),

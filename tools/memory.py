@@ -110,7 +110,8 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
     log = Log(place, stamps, create=create)
     try:
         views = ViewFile(place.data / "views.db", place.space)
-        checked: tuple[View, ...] = (RecordsView(), SearchView(log.index_key))
+        index = SearchView(log.index_key)
+        checked: tuple[View, ...] = (RecordsView(), index)
         parts = Parts(
             log=log,
             views=views,
@@ -119,7 +120,7 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),
-            audit=Audit(log, views, checked),
+            audit=Audit(log, views, [RecordsView()], index),
             story=Story(log),
             recall=Recall(log, views, stamps),
             search=Search(log, views, stamps),

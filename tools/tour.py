@@ -54,6 +54,10 @@ UNUSABLE = (
     (54, "dated next March by a broken clock", Refusal.SOURCE_IN_FUTURE),
 )
 TRIP = Cited("travel/kyoto", "Lin is in Kyoto from 12 to 20 November.", 38, 8, 48)
+ALLERGY, HOURS, CAT = FACTS[1], FACTS[3], FACTS[7]
+CAT_WORDS, HOURS_WORDS = "猫叫汤圆", "9:30 to 17:30"
+QUESTION = "晚饭吃什么？花生酱行吗？ Where is dinner in Lisbon?"
+BLOCK_BYTES = 2_000
 LUNCH = Cited("diet/vegan", "Lin is vegan.", 19, 0, 26)
 CORRECTION = Cited("project/marigold-deadline", "Marigold's deadline is now 30 October.", 46)
 
@@ -122,7 +126,9 @@ class _Walk:
 
     def steps(self) -> Iterator[Step]:
         asked = (self.capture, self.publish, self.refuse, self.propose)
-        for step in (*asked, self.decide, self.correct, self.retry, self.verify):
+        decided = (self.decide, self.correct, self.retry)
+        recalled = (self.recall, self.forget, self.rebuild)
+        for step in (*asked, *decided, *recalled, self.verify):
             yield step()
 
     def capture(self) -> Step:
@@ -235,6 +241,55 @@ class _Walk:
         facts = {"replayed": again.replayed, "other_content": other.code}
         return Step("A retried operation", words, rows, facts, (other.refusal,))
 
+    def recall(self) -> Step:
+        recalled = _done(self.primary.recall(QUESTION, step="tour-step"))
+        zones = {zone.name: [fact.content for fact in zone.facts] for zone in recalled.zones}
+        shown = [content for contents in zones.values() for content in contents]
+        _expect(ALLERGY.content in shown, "the step recalls what matters for dinner")
+        _expect(len(shown) == len(set(shown)), "no fact is in two zones")
+        block = recalled.render(BLOCK_BYTES)
+        _expect(len(block.text.encode()) <= BLOCK_BYTES, "the block keeps its bound")
+        rows = [("the matter", QUESTION)]
+        for zone in recalled.zones:
+            meter = f"{zone.used_bytes:,} of {zone.budget_bytes:,} bytes, {len(zone.facts)} facts"
+            rows.append((zone.name, meter))
+            rows.extend(("", content) for content in zones[zone.name])
+        rows.append(
+            ("for a model", f"one block of {len(block.text.encode())} bytes, marked as data")
+        )
+        words = "What should the assistant know for this step? Whole facts, under byte budgets."
+        facts: dict[str, object] = {zone.name: zone.used_bytes for zone in recalled.zones}
+        return Step("A step recalls", words, rows, facts)
+
+    def forget(self) -> Step:
+        rows = [("before", self._found(CAT_WORDS))]
+        _done(self.memory.forget(_id(self.receipts[CAT.key]), 1))
+        left = [it.kind for it in _done(self.memory.remnants(CAT_WORDS)).remnants]
+        _expect(left == ["message"], "only the captured message still holds the words")
+        rows.append(("forgotten", self._found(CAT_WORDS)))
+        _done(self.memory.forget(_id(self.receipts[HOURS.key]), 1, with_sources=True))
+        gone = _done(self.memory.remnants(HOURS_WORDS)).remnants
+        _expect(not gone, "with its sources nothing is left")
+        rows.append(("with sources", f"{HOURS_WORDS!r}: {self._found(HOURS_WORDS)}"))
+        again = self.primary.publish(CAT.key, CAT.content, sources=[CAT.ref])
+        refused = _refused(again, Refusal.SOURCE_FORGOTTEN)
+        rows.append(("once more", refused.code))
+        words = (
+            "Forgetting removes the keys. Every body and every file is searched before and after."
+        )
+        return Step("A fact is forgotten", words, rows, {"left": left}, (refused.refusal,))
+
+    def rebuild(self) -> Step:
+        before = _done(self.memory.records())
+        events = self.memory.rebuild()
+        _expect(_done(self.memory.records()) == before, "a rebuild changes nothing")
+        rows = [
+            (f"{events}", "events read again"),
+            (f"{len(before)}", "records, the same as before"),
+        ]
+        words = "Lists and indexes are computed from the log; they may be thrown away at any time."
+        return Step("Views are computed again", words, rows, {"events": events})
+
     def verify(self) -> Step:
         report = self.memory.audit.verify()
         _expect(not report.findings, "the log is whole")
@@ -249,6 +304,13 @@ class _Walk:
         return Step("The log is verified", words, rows, facts)
 
     # -- how --------------------------------------------------------------------------------
+
+    def _found(self, text: str) -> str:
+        """Where the words are found now, in words."""
+        proof = _done(self.memory.remnants(text))
+        places = [f"in a {it.kind}" for it in proof.remnants]
+        looked = f"{proof.bodies_opened} bodies, {proof.files_searched} files"
+        return f"{' and '.join(places) or 'nowhere'} ({looked})"
 
     def _item(self, fact: Cited) -> Memory:
         """The background item that was asked for by the fact's message, with the person's leave."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from memoranda.tools.benchmarks import audit, commit, growth, revisions, startup
+from memoranda.tools.benchmarks import audit, commit, growth, revisions, startup, step
 
 BENCHMARKS = {
     "commit": commit.run,
@@ -10,6 +10,7 @@ BENCHMARKS = {
     "revisions": revisions.run,
     "audit": audit.run,
     "startup": startup.run,
+    "step": step.run,
 }
 
 
