@@ -5,11 +5,9 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from memoranda.ledger.candidates import stored_in
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import IntegrityFault
-from memoranda.ledger.events import RecordCommitted
-from memoranda.ledger.personal import Record
+from memoranda.ledger.events import RecordBody, RecordCommitted
 from memoranda.ledger.sealing import token_of
 from memoranda.projections.tokens import ANALYSIS_VERSION, index_tokens, query_tokens
 
@@ -88,11 +86,10 @@ CREATE TABLE index_key (key_id TEXT NOT NULL)
         tag = event.tag("personal:rec")
         if tag is None or tag.blind is None:
             raise IntegrityFault(f"position {event.position}: a record's event without its tag")
-        stored = stored_in(event)
-        value = stored.value if stored else None
-        is_found = isinstance(value, Record) and value.status == "accepted"
+        body = event.body(RecordBody)
+        is_found = body is not None and event.header.status == "accepted"
         blinder = self.blinder(connection)
-        words = index_tokens(value.content) if isinstance(value, Record) and is_found else {}
+        words = index_tokens(str(body.value["content"])) if body and is_found else {}
         counts = {blinder(word): count for word, count in words.items()}
         _replace(connection, Document(event.position, tag.blind), counts)
 

@@ -1,7 +1,7 @@
 """The view of records: where each one stands, to list them without opening all."""
 
 import sqlite3
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 from pydantic_core import PydanticCustomError
@@ -15,12 +15,12 @@ from memoranda.ledger.events import (
     CandidatesDelivered,
     ConflictChanged,
     Delivery,
+    RecordBody,
     RecordCommitted,
     Value,
 )
 from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
-from memoranda.ledger.personal import Record
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps, microseconds, parse_time, time_text
 from memoranda.projections.feed import current
@@ -92,7 +92,7 @@ CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL)
                     "record": tag.blind,
                     "position": event.position,
                     "status": event.header.status,
-                    **_facts(stored_in(event)),
+                    **_facts(event.body(RecordBody)),
                 },
             )
 
@@ -107,17 +107,18 @@ def id_text(kept: bytes) -> str:
     return f"mem_{kept.hex()}"
 
 
-def _facts(stored: Stored | None) -> dict[str, str | int | bytes | None]:
-    value = stored.value if stored else None
-    if not isinstance(value, Record):
+def _facts(body: RecordBody | None) -> dict[str, str | int | bytes | None]:
+    """What a row says of a live record; read off the sealed JSON, which its writer validated."""
+    if body is None or body.value["status"] == "forgotten":
         return dict.fromkeys(("id", "tier", "size", "newest_source", "effective_at", "expires_at"))
+    value: dict[str, Any] = body.value
     return {
-        "id": id_bytes(value.id),
-        "tier": value.tier,
-        "size": len(value.content.encode()),
-        "newest_source": max(_count(source.occurred_at) for source in value.sources),
-        "effective_at": _count(value.effective_at) if value.effective_at else None,
-        "expires_at": _count(value.expires_at) if value.expires_at else None,
+        "id": id_bytes(value["id"]),
+        "tier": value["tier"],
+        "size": len(value["content"].encode()),
+        "newest_source": max(_count(source["occurred_at"]) for source in value["sources"]),
+        "effective_at": _count(value["effective_at"]) if value["effective_at"] else None,
+        "expires_at": _count(value["expires_at"]) if value["expires_at"] else None,
     }
 
 

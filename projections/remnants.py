@@ -53,6 +53,9 @@ class Remnants:
         """Every place that holds the text: all bodies are opened, all files are read."""
         if not text.strip():
             return Refused(Refusal.INVALID_REQUEST, "text", "must not be empty")
+        if not text.isascii() and any("\ud800" <= it <= "\udfff" for it in text):
+            # Such a text is kept nowhere, and "found nowhere" would be said of another one.
+            return Refused(Refusal.INVALID_REQUEST, "text", "holds a lone surrogate")
         with self._log.reading() as store:
             guards = reader_of(store, caller, "evidence")
             if isinstance(guards, Refused):
@@ -61,7 +64,7 @@ class Remnants:
             for event in _events(store):
                 found.look(event, text)
         files = sorted(_files(self._place))
-        needle = text.encode(errors="replace")
+        needle = text.encode()
         return Proof(
             bodies_opened=found.opened,
             bodies_erased=found.erased,

@@ -35,6 +35,7 @@ VAGUE = {
 READS_THE_OUTSIDE = {
     "ledger/stamps.py": "the injected clock and entropy come from here",
     "tools/benchmarks/startup.py": "measures seconds",
+    "tools/benchmarks/step.py": "measures seconds, on repeatable texts",
     "tools/benchmarks/workload.py": "measures seconds",
 }
 OUTSIDE = re.compile(

@@ -794,6 +794,7 @@ def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:
 
     assert run("forget", record, "--with-sources").code == 0
 
+    assert run("forgotten", "prove", "caf\udce9").code == 1
     assert "found nowhere" in run("forgotten", "prove", "-", given="secret garden\n").out
     (tombstone,) = run("forgotten", "list", "--json").answer["records"]
     assert tombstone["record"]["id"] == record

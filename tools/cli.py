@@ -156,7 +156,6 @@ def take_tour(_context: typer.Context, *, _json: Json = False) -> Answer:
 
 
 _COMMANDS: dict[str, dict[str, Command]] = {
-    "Keys and proof": {"rebuild": cli_recall.rebuild},
     "Start": {"init": cli_keys.init, "tour": take_tour},
     "Keep": {"remember": cli_writes.remember, "capture": cli_capture.capture},
     "Look": {
@@ -177,6 +176,7 @@ _COMMANDS: dict[str, dict[str, Command]] = {
         "reactivate": cli_writes.reactivate,
         "forget": cli_writes.forget,
     },
+    "Keys and proof": {"rebuild": cli_recall.rebuild},
 }
 _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {
     "core": (

@@ -1,6 +1,7 @@
 """The command that takes conversations in: messages as JSON lines, each with its own answer."""
 
 import json
+import os
 import sys
 import time
 from collections import Counter, deque
@@ -89,17 +90,32 @@ class MessageLines:
 class GrowingLines:
     """A file that somebody is still writing to: its complete lines, and an end that moves."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
         self._stream = stream
+        self._path = path
+        self._owed = b""
 
     def readline(self, limit: int) -> bytes:
-        """The next line once it is complete; nothing while it is not."""
+        """The next line once it is complete, cut at the limit; nothing while it is not."""
+        if self._owed:
+            rest, self._owed = self._owed, b""
+            return rest
         start = self._stream.tell()
-        raw = self._stream.readline(limit)
-        if raw.endswith(b"\n") or len(raw) == limit:
-            return raw
-        self._stream.seek(start)
-        return b""
+        raw = self._stream.readline()
+        if not raw.endswith(b"\n"):
+            self._stream.seek(start)
+            return b""
+        if len(raw) > limit:
+            self._owed = b"\n"
+        return raw[:limit]
+
+    def is_there(self) -> bool:
+        """Whether the name still stands for this file, and nobody has cut it short."""
+        try:
+            named, opened = self._path.stat(), os.fstat(self._stream.fileno())
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, opened) and named.st_size >= self._stream.tell()
 
 
 def _read(raw: bytes) -> dict[str, object] | Refused:
@@ -157,8 +173,9 @@ def capture(
             raise typer.BadParameter("needs a FILE", context, param_hint="--follow")
         return _capture(context, MessageLines(sys.stdin.buffer, session), is_primary=primary)
     with file.open("rb") as stream:
-        lines = MessageLines(GrowingLines(stream) if follow else stream, session)
-        return _capture(context, lines, is_primary=primary, growing=file if follow else None)
+        growing = GrowingLines(stream, file) if follow else None
+        lines = MessageLines(growing or stream, session)
+        return _capture(context, lines, is_primary=primary, growing=growing)
 
 
 def _capture(
@@ -166,19 +183,19 @@ def _capture(
     lines: MessageLines,
     *,
     is_primary: bool,
-    growing: Path | None = None,
+    growing: GrowingLines | None = None,
 ) -> Answer | Refused:
     run = run_of(context)
     captured = known = 0
+    bound = None
     with run.memory(create=True) as memory:
         for answer in _answers(memory, lines, growing):
             lines.answered(answer if isinstance(answer, Refused) else None)
             if not isinstance(answer, Refused):
                 captured += not answer.replayed
                 known += answer.replayed
-        bound = None
-        if is_primary and lines.first_session is not None:
-            bound = memory.host.bind_primary(lines.first_session)
+            if is_primary and bound is None and lines.first_session is not None:
+                bound = memory.host.bind_primary(lines.first_session)
     if isinstance(bound, Refused):
         return bound
     lines.refused.sort(key=lambda it: it[0])
@@ -196,14 +213,18 @@ def _capture(
 
 
 def _answers(
-    memory: "Memory", lines: MessageLines, growing: Path | None
+    memory: "Memory", lines: MessageLines, growing: GrowingLines | None
 ) -> Iterator["CaptureReceipt | Refused"]:
     """The answer to each message; of a growing file until it is gone or the person has enough."""
     yield from memory.capture(lines.messages())
     with suppress(KeyboardInterrupt):
-        while growing is not None and growing.exists():
-            time.sleep(POLL_S)
+        while growing is not None:
+            # Looked at first and read after: what came before the end is read in any case.
+            is_last = not growing.is_there()
             yield from memory.capture(lines.messages())
+            if is_last:
+                return
+            time.sleep(POLL_S)
 
 
 def _problem(run: Run, lines: MessageLines) -> Problem | None:

@@ -9,12 +9,10 @@ from rich.console import RenderableType
 from memoranda.ledger.errors import Refused
 from memoranda.tools.cli_answers import Answer
 from memoranda.tools.cli_run import Json, run_of
-from memoranda.tools.render import line, pairs, proof_page, record_table, short, zone_page
+from memoranda.tools.render import line, pairs, proof_page, record_table, zone_page
 
 if TYPE_CHECKING:
     from memoranda.projections.query import QueryPage
-
-STDIN_MAX = 200_000
 
 
 def recall(
@@ -114,7 +112,7 @@ def prove(
 ) -> Answer | Refused:
     """Search every body that opens and every file for a text, and say where it is still found."""
     with run_of(context).memory() as memory:
-        wanted = sys.stdin.read(STDIN_MAX).strip() if text == "-" else text
+        wanted = sys.stdin.read().removesuffix("\n") if text == "-" else text
         proof = memory.remnants(wanted)
     if isinstance(proof, Refused):
         return proof
@@ -134,7 +132,7 @@ def forgotten(
     if isinstance(page, Refused):
         return page
     rows = [
-        (short(read.record.id), f"revision {read.record.revision}, forgotten {read.decided_at}")
+        (read.record.id, f"revision {read.record.revision}, forgotten {read.decided_at}")
         for read in page.records
     ]
     shown = [pairs(rows) if rows else line("Nothing was forgotten.")]
