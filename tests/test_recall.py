@@ -298,3 +298,69 @@ def test_nothing_that_is_typed_is_query_syntax(memory, query):
     assert hasattr(memory.recall(query), "zones")
     assert isinstance(memory.search(query), tuple)
     assert hasattr(memory.query(text=query), "records")
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["remember", "correct", "core", "detail", "retire", "forget", "wait"]),
+        st.integers(0, 5),
+        st.integers(1, 900),
+    ),
+    min_size=3,
+    max_size=14,
+)
+
+
+@given(ACTS)
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_in_any_script_budgets_hold_zones_are_disjoint_and_a_rebuild_changes_nothing(
+    opened, world, acts
+):
+    world.drawn += 1
+    memory = opened(space=f"any{world.drawn}")
+
+    for act, number, size in acts:
+        do(memory, world, act, number, size)
+
+        recalled = memory.recall("words of any fact")
+        shown = [fact.record_id for it in recalled.zones for fact in it.facts]
+        assert len(shown) == len(set(shown))
+        for it in recalled.zones:
+            sizes = [len(fact.content.encode()) for fact in it.facts]
+            assert it.used_bytes == sum(sizes) <= BUDGETS[it.name]
+            assert len(sizes) <= FACTS_MAX
+
+    before = (memory.recall("words", step="s"), memory.search("words"), memory.query(limit=100))
+    assert memory.audit.verify(with_index=True).findings == ()
+    memory.rebuild()
+    after = (memory.recall("words", step="s"), memory.search("words"), memory.query(limit=100))
+    assert after == before
+    assert memory.audit.verify(with_index=True).findings == ()
+
+
+def do(memory, world, act: str, number: int, size: int) -> None:
+    """One act on the record of a key, where it applies; a refusal is as good."""
+    if act == "wait":
+        world.move(days=number * 4)
+        return
+    text = f"words of 事实 {number} " + "w" * size
+    if act == "remember":
+        memory.remember(text, key=f"k/{number}")
+        return
+    page = memory.query(include_inactive=True, limit=100, text=f"{number}")
+    for found in page.records[:1]:
+        record = found.record
+        match act:
+            case "correct":
+                memory.correct(record.id, record.revision, text)
+            case "core" | "detail":
+                memory.choose_tier(record.id, record.revision, act)
+            case "retire":
+                memory.retire(record.id, record.revision, "no more")
+            case "forget":
+                memory.forget(record.id, record.revision)

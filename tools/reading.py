@@ -1,14 +1,16 @@
 """The verbs that read, typed; each answers a value or a `Refused`, and writes nothing."""
 
+from memoranda.ledger import events
 from memoranda.ledger.errors import Refused
-from memoranda.ledger.events import Value
+from memoranda.ledger.events import Tier, Value
 from memoranda.projections.evidence import EvidenceRead, SourceTime
 from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
-from memoranda.projections.query import QueryPage
+from memoranda.projections.query import PAGE_DEFAULT, QueryPage
 from memoranda.projections.recall import StepRecall
 from memoranda.projections.records import LIST_MAX
 from memoranda.projections.remnants import Proof
 from memoranda.projections.search import FOUND_DEFAULT, Found
+from memoranda.projections.zones import ZoneName
 from memoranda.tools.parts import Seat
 
 
@@ -76,9 +78,34 @@ class Reading(Seat):
         """Active records that share a word with the query, the best first."""
         return self._parts.search.for_words(self.caller, words, limit)
 
-    def query(self, **filters: object) -> QueryPage | Refused:
-        """The exact, filtered listing, page by page; fields as in `query.Filters`."""
-        return self._parts.query.page(self.caller, **filters)
+    def query(
+        self,
+        *,
+        text: str | None = None,
+        tier: Tier | None = None,
+        status: events.Status | None = None,
+        zone: ZoneName | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        include_inactive: bool = False,
+        as_of: int | None = None,
+        limit: int = PAGE_DEFAULT,
+        cursor: str | None = None,
+    ) -> QueryPage | Refused:
+        """The exact, filtered listing, page by page; `as_of` is a position of the log."""
+        return self._parts.query.page(
+            self.caller,
+            text=text,
+            tier=tier,
+            status=status,
+            zone=zone,
+            since=since,
+            until=until,
+            include_inactive=include_inactive,
+            as_of=as_of,
+            limit=limit,
+            cursor=cursor,
+        )
 
     def remnants(self, text: str) -> Proof | Refused:
         """Where a text is still found, in any body that opens and in any file."""
