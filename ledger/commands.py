@@ -330,6 +330,29 @@ RecordCommand = (
 ConflictCommand = OpenConflict | ResolveConflict
 
 
+QUERY_POINTS_MAX = 100_000
+
+
+class AskWords(_Strict):
+    """Words that are looked for; nothing in them is query syntax."""
+
+    words: Annotated[StrictStr, Field(max_length=QUERY_POINTS_MAX)]
+    limit: Annotated[StrictInt, Field(ge=1, le=100)] = 10
+
+
+class AskStep(_Strict):
+    """The matter of one model step."""
+
+    query: Annotated[StrictStr, Field(max_length=QUERY_POINTS_MAX)]
+    step: Ref
+
+
+class AskRemnants(_Strict):
+    """A text that may still be somewhere."""
+
+    text: Annotated[StrictStr, AfterValidator(storable), Field(min_length=1)]
+
+
 class ReadRecord(_Strict):
     """What a read by id names; the ids of an older store have another shape, so any text goes."""
 
@@ -370,7 +393,7 @@ def refusals_of(error: ValidationError, form: Refusal = Refusal.INVALID_REQUEST)
     ]
 
 
-_LIMITS = frozenset({"limit_exceeded", "too_long"})
+_LIMITS = frozenset({"limit_exceeded", "string_too_long", "too_long"})
 
 
 def _message(kind: str, message: str) -> str:

@@ -5,6 +5,7 @@ import sqlite3
 
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import step_delivery
+from memoranda.ledger.commands import AskStep, admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Delivery, RecordBody, Value
@@ -112,6 +113,8 @@ class Recall:
 
     def for_step(self, caller: Caller, query: str, step: str) -> StepRecall | Refused:
         """Core, recent and detail with one clock reading; the same step gives the same ids."""
+        if isinstance(asked := admit(AskStep, {"query": query, "step": step}), Refused):
+            return asked
         with current(self._log, self._views, self._records, self._search) as (store, connection):
             guards = reader_of(store, caller, "query")
             if isinstance(guards, Refused):

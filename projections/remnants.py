@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.commands import AskRemnants, admit
 from memoranda.ledger.entries import Event
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Message, MessageCaptured, RecordBody, RecordCommitted, Value
 from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log, Place
@@ -51,11 +52,9 @@ class Remnants:
 
     def of(self, caller: Caller, text: str) -> Proof | Refused:
         """Every place that holds the text: all bodies are opened, all files are read."""
-        if not text.strip():
-            return Refused(Refusal.INVALID_REQUEST, "text", "must not be empty")
-        if not text.isascii() and any("\ud800" <= it <= "\udfff" for it in text):
-            # Such a text is kept nowhere, and "found nowhere" would be said of another one.
-            return Refused(Refusal.INVALID_REQUEST, "text", "holds a lone surrogate")
+        # What no body can hold is refused: "found nowhere" would be said of another text.
+        if isinstance(asked := admit(AskRemnants, {"text": text}), Refused):
+            return asked
         with self._log.reading() as store:
             guards = reader_of(store, caller, "evidence")
             if isinstance(guards, Refused):

@@ -2,7 +2,8 @@
 
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import stored_in
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.commands import AskWords, admit
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Value
 from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
@@ -14,7 +15,7 @@ from memoranda.projections.records import RecordsView
 from memoranda.projections.views import ViewFile
 from memoranda.projections.zones import related
 
-FOUND_DEFAULT, FOUND_MAX = 10, 100
+FOUND_DEFAULT = 10
 
 
 class Found(Value):
@@ -38,8 +39,8 @@ class Search:
         self, caller: Caller, words: str, limit: int = FOUND_DEFAULT
     ) -> tuple[Found, ...] | Refused:
         """At most `limit` active records that share a word with the query, the best first."""
-        if not 1 <= limit <= FOUND_MAX:
-            return Refused(Refusal.INVALID_REQUEST, "limit", f"is 1 to {FOUND_MAX}")
+        if isinstance(asked := admit(AskWords, {"words": words, "limit": limit}), Refused):
+            return asked
         with current(self._log, self._views, self._records, self._postings) as (store, connection):
             guards = reader_of(store, caller, "query")
             if isinstance(guards, Refused):

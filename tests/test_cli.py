@@ -799,7 +799,7 @@ def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:
     (tombstone,) = run("forgotten", "list", "--json").answer["records"]
     assert tombstone["record"]["id"] == record
     assert run("rebuild", "--json").answer["events"] > 2
-    assert run("forgotten", "prove", " ").code == 1
+    assert run("forgotten", "prove", "").code == 1
 
 
 def test_a_short_id_is_found_among_many_records(run: Terminal) -> None:

@@ -364,3 +364,15 @@ def do(memory, world, act: str, number: int, size: int) -> None:
                 memory.retire(record.id, record.revision, "no more")
             case "forget":
                 memory.forget(record.id, record.revision)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", "x" * 100_001])
+def test_what_is_asked_is_a_text_of_a_length(memory, wrong):
+    asked = [memory.search(wrong), memory.recall(wrong), memory.recall("x", step=wrong or 5)]
+
+    expected = {Refusal.INVALID_REQUEST, Refusal.LIMIT_EXCEEDED}
+    assert {answer.refusal for answer in asked} <= expected
+    assert memory.search("x", limit="3").refusal is Refusal.INVALID_REQUEST
+    assert memory.search("x", limit=101).refusal is Refusal.INVALID_REQUEST
+    assert memory.remnants("caf\udce9").refusal is Refusal.INVALID_REQUEST
+    assert memory.remnants("").refusal is Refusal.INVALID_REQUEST
