@@ -1,5 +1,6 @@
 """The embedded host: conversations, primary binding, tasks and authorizations on the same log."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Literal, TypeVar
@@ -32,6 +33,7 @@ from memoranda.ledger.guards import (
     task_guard,
 )
 from memoranda.ledger.log import Log
+from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sources import SEQ_MAX, message_ref, parse_ref
@@ -159,6 +161,8 @@ class Host:
                     ]
             except RefusedError as error:
                 answers = [error.refused] * len(batch)
+            refused = sum(isinstance(answer, Refused) for answer in answers)
+            say(logging.INFO, "capture", captured=len(answers) - refused, refused=refused)
             yield from answers
 
     def _admit_message(self, request: Mapping[str, object]) -> IncomingMessage | Refused:
@@ -243,9 +247,11 @@ class Host:
                 state = change(known)
                 if not isinstance(state, Refused) and state != known:
                     store.append(Draft(header, state, (guard.tag,)))
-                return state
         except RefusedError as error:
-            return error.refused
+            state = error.refused
+        outcome = "refused" if isinstance(state, Refused) else "done"
+        say(logging.INFO, header.TOPIC, outcome=outcome)
+        return state
 
 
 def session_messages(session_id: str) -> Selector:

@@ -145,9 +145,12 @@ class Ledger:
             return noted
         try:
             with self._log.deciding() as store:
-                return _note(store, caller, noted)
+                answer = _note(store, caller, noted)
         except RefusedError as error:
-            return error.refused
+            answer = error.refused
+        outcome = "refused" if isinstance(answer, Refused) else "noted"
+        say(logging.INFO, "delivery", outcome=outcome, candidates=len(noted.candidate_ids))
+        return answer
 
     # -- how --------------------------------------------------------------------------------
 

@@ -132,7 +132,9 @@ class ViewFile:
             "SELECT position, chain FROM checkpoints WHERE view = ? AND version = ? AND space = ?",
             (view.name, view.version, self._space),
         ).fetchone()
-        return Checkpoint(*row) if row else None
+        # A row that damage has changed in kind is no checkpoint: the view is computed again.
+        is_whole = row is not None and isinstance(row[0], int) and isinstance(row[1], bytes)
+        return Checkpoint(*row) if is_whole else None
 
     def move(self, view: View, checkpoint: Checkpoint) -> None:
         """Moves the checkpoint, inside the transaction that moved the rows."""

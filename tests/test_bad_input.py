@@ -387,6 +387,31 @@ def test_an_opening_has_no_date_to_keep(field: str, memory: Memory) -> None:
     assert (number(answer), answer.field) == ("F36", field)
 
 
+# -- the front door --------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(raises=TypeError, reason="the typed verbs unpack before the door has looked")
+def test_a_typed_verb_refuses_what_is_no_list_of_sources_and_no_text(
+    memory: Memory, primary: Memory
+) -> None:
+    with nothing_written(memory):
+        answers = [
+            *(primary.propose(KEY, "x", sources=bad) for bad in (None, 5, ref("42"))),
+            primary.propose(KEY, "x", sources=[ref("42")], conflicts_with=None),
+            primary.publish(KEY, "x", sources=5),
+            primary.revise(ID, 1, sources=5),
+            primary.correct(ID, 1, "x", sources=5),
+            memory.remember(5),
+            memory.remember(None),
+        ]
+
+    sources, texts = 3 * ["sources"], 2 * ["content"]
+    fields = [*sources, "conflicts_with", *sources, *texts]
+    assert [(number(answer), answer.field) for answer in answers] == [
+        ("F36", field) for field in fields
+    ]
+
+
 # -- raw commits -----------------------------------------------------------------------------
 
 

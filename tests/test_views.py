@@ -203,6 +203,11 @@ def text_for_numbers(path: Path) -> None:
         raw.execute("UPDATE records SET position = 'x', newest_source = 'y'")
 
 
+def text_for_a_checkpoint(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
+        raw.execute("UPDATE checkpoints SET position = 'x'")
+
+
 RUINS: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
     "emptied": lambda path: path.write_bytes(b""),
@@ -216,6 +221,7 @@ RUINS: dict[str, Callable[[Path], object]] = {
     "without checkpoints": no_tables,
     "of a newer version": of_a_newer_version,
     "with text for numbers": text_for_numbers,
+    "with text for a checkpoint": text_for_a_checkpoint,
 }
 
 

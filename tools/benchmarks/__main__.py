@@ -1,16 +1,19 @@
 """Runs benchmarks by name, all by default: `python -m memoranda.tools.benchmarks [NAME …]`."""
 
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from memoranda.tools.benchmarks import audit, commit, growth, revisions, startup, step
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "commit": commit.run,
     "growth": growth.run,
     "revisions": revisions.run,
     "audit": audit.run,
     "startup": startup.run,
     "step": step.run,
+    "step-100000": partial(step.run, 100_000),
 }
 
 
