@@ -30,7 +30,7 @@ def run() -> Iterator[str]:
             early = measured(lambda: facts(SAMPLE), SAMPLE)
             facts(RECORDS - 100 - SAMPLE)
             late = measured(lambda: facts(SAMPLE), SAMPLE)
-            memory.records(limit=1)
+            memory.recall("fact")
         files = {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     count = RECORDS + SAMPLE
     yield f"CPU per commit      {early.cpu_s * 1e3:8.3f} ms at 100, {late.cpu_s * 1e3:.3f} ms late"
