@@ -110,24 +110,28 @@ class Keyring:
             with self._writing():
                 self._insert(self._pool)
             self._stamps.step("keys:minted")
-        key = BodyKey(*self._pool.pop())
-        self._open_keys[key.key_id] = key
-        return key
+        with self._guard:
+            return self._kept(BodyKey(*self._pool.pop()))
 
     def key(self, key_id: str) -> BodyKey | None:
         """The key of that id; None when a forget has removed it."""
         with self._guard:
             if key_id not in self._open_keys:
-                if len(self._open_keys) >= OPEN_KEYS_MAX:
-                    self._open_keys.clear()
                 if key_id == SPACE_KEY:
                     secret = derive(self._secret(_SECRET_ROW), "bodies/v1")
                 elif (found := self._found(key_id)) is None:
                     return None
                 else:
                     secret = found
-                self._open_keys[key_id] = BodyKey(key_id, secret)
+                return self._kept(BodyKey(key_id, secret))
             return self._open_keys[key_id]
+
+    def _kept(self, key: BodyKey) -> BodyKey:
+        """Keeps an opened key at hand, and never more of them than a bound."""
+        if len(self._open_keys) >= OPEN_KEYS_MAX:
+            self._open_keys.clear()
+        self._open_keys[key.key_id] = key
+        return key
 
     def index_key(self, key_id: str | None) -> tuple[str, bytes]:
         """The key of a search index by its id; a new one, which nobody has used, for None."""

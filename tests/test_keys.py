@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from memoranda.ledger import keyring
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.keyring import BATCH, open_recovery_copy
 from memoranda.ledger.receipts import Receipt
@@ -521,3 +522,14 @@ def test_no_key_ever_stands_in_clear_in_any_file(folder, tmp_path, is_open):
         assert code.encode() not in everywhere
         assert code.replace("-", "").encode() not in everywhere
     memory.close()
+
+
+def test_opened_keys_are_held_up_to_a_bound_however_many_are_minted(opened, monkeypatch):
+    monkeypatch.setattr(keyring, "OPEN_KEYS_MAX", 8)
+    memory = opened()
+    ids = [memory.remember(f"fact {number}").record_id for number in range(30)]
+
+    held = len(memory._parts.log._keyring._open_keys)
+
+    assert held <= 8
+    assert all(hasattr(memory.read(record_id), "record") for record_id in ids)

@@ -109,13 +109,14 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
     place = Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
     log = Log(place, stamps, create=create)
     try:
+        ledger = Ledger(log, stamps, settings.secrets)
         views = ViewFile(place.data / "views.db", place.space)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
         parts = Parts(
             log=log,
             views=views,
-            ledger=Ledger(log, stamps, settings.secrets),
+            ledger=ledger,
             host=Host(log, stamps, settings.secrets),
             history=History(log, stamps),
             evidence=Evidence(log, stamps),

@@ -58,6 +58,10 @@ def load_settings(**given: Any) -> Settings:
         fault = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(str(part) for part in fault["loc"])
         raise RefusedError(Refused(Refusal.INVALID_REQUEST, name, fault["msg"])) from error
+    except OSError as error:
+        raise RefusedError(
+            Refused(Refusal.READ_ONLY, "home", "config.toml cannot be read")
+        ) from error
     except ValueError as error:
         raise RefusedError(
             Refused(Refusal.INVALID_REQUEST, "config.toml", "is not valid TOML")
