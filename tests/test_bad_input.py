@@ -390,7 +390,6 @@ def test_an_opening_has_no_date_to_keep(field: str, memory: Memory) -> None:
 # -- the front door --------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(raises=TypeError, reason="the typed verbs unpack before the door has looked")
 def test_a_typed_verb_refuses_what_is_no_list_of_sources_and_no_text(
     memory: Memory, primary: Memory
 ) -> None:

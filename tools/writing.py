@@ -17,6 +17,10 @@ Source = str | Mapping[str, str]
 """A message's reference, or `{"kind": …, "ref": …}` for another kind of source."""
 
 
+NO_TEXT_KEY = "fact/none"
+"""Stands in where the content is no text, which the door then refuses by its name."""
+
+
 class Writing(Seat):
     """Verbs answer with a receipt or a `Refused`.
 
@@ -68,7 +72,7 @@ class Writing(Seat):
             key=key,
             content=content,
             evidence=evidence,
-            sources=tuple(sources),
+            sources=_listed(sources),
             effective_at=effective_at,
             expires_at=expires_at,
             expected_revision=expected_revision,
@@ -93,10 +97,10 @@ class Writing(Seat):
             key=key,
             content=content,
             evidence=evidence,
-            sources=tuple(sources),
+            sources=_listed(sources),
             effective_at=effective_at,
             expires_at=expires_at,
-            conflicts_with=tuple(conflicts_with),
+            conflicts_with=_listed(conflicts_with),
         )
 
     def revise(
@@ -120,10 +124,10 @@ class Writing(Seat):
             expected_revision=expected_revision,
             content=content,
             evidence=evidence,
-            sources=None if sources is None else tuple(sources),
+            sources=None if sources is None else _listed(sources),
             effective_at=effective_at,
             expires_at=expires_at,
-            conflicts_with=tuple(conflicts_with),
+            conflicts_with=_listed(conflicts_with),
         )
 
     def accept(
@@ -155,7 +159,7 @@ class Writing(Seat):
             record_id=record_id,
             expected_revision=expected_revision,
             content=content,
-            sources=tuple(sources),
+            sources=_listed(sources),
             effective_at=effective_at,
             expires_at=expires_at,
         )
@@ -280,7 +284,16 @@ class Writing(Seat):
         )
 
 
-def key_of(content: str) -> str:
+def _listed(given: object) -> object:
+    """What can be listed as a tuple; anything else, a bare text too, as it is, for the door."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return tuple(given)
+    return given
+
+
+def key_of(content: object) -> str:
     """The key of a fact that was given none: its text, so that saying it twice is one fact."""
+    if not isinstance(content, str):
+        return NO_TEXT_KEY
     words = " ".join(unicodedata.normalize("NFKC", content).casefold().split())
     return f"fact/{hashlib.sha256(words.encode(errors='replace')).hexdigest()[:32]}"
