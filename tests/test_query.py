@@ -143,3 +143,14 @@ def test_as_of_shows_records_as_they_stood_at_a_position(memory, primary):
 def test_a_limit_is_1_to_100(memory):
     for limit in (0, 101, "10", True):
         assert memory.query(limit=limit).refusal is Refusal.INVALID_REQUEST
+
+
+def test_a_cursor_goes_stale_with_a_conflict(thirty, task_7, primary):
+    candidate = task_7.propose("language", "Answer in Chinese", sources=[f"{REF}42"])
+    other = thirty.query(limit=1).records[0].record.id
+    cursor = thirty.query(limit=10).next_cursor
+
+    opened = primary.open_conflict(candidate.record_id, other, "both cannot be")
+
+    assert opened.conflict_id
+    assert thirty.query(limit=10, cursor=cursor).refusal is Refusal.CURSOR_INVALID

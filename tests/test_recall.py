@@ -273,8 +273,11 @@ TEXTS = st.lists(
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_a_rendered_step_keeps_its_bound_and_nothing_in_it_closes_the_frame(opened, texts, bound):
-    memory = opened(space=f"sp{abs(hash((tuple(texts), bound)))}")
+def test_a_rendered_step_keeps_its_bound_and_nothing_in_it_closes_the_frame(
+    opened, world, texts, bound
+):
+    world.drawn += 1
+    memory = opened(space=f"sp{world.drawn}")
     made = [memory.remember(text, key=f"k{at}") for at, text in enumerate(texts) if text.strip()]
     kept = [it for it in made if hasattr(it, "position")]
 
@@ -376,3 +379,30 @@ def test_what_is_asked_is_a_text_of_a_length(memory, wrong):
     assert memory.search("x", limit=101).refusal is Refusal.INVALID_REQUEST
     assert memory.remnants("caf\udce9").refusal is Refusal.INVALID_REQUEST
     assert memory.remnants("").refusal is Refusal.INVALID_REQUEST
+
+
+def test_a_rebuild_keeps_whose_turn_it_is(memory, primary):
+    refs = [say(memory, seq, f"fact {seq}", "2026-10-01T00:00:00Z") for seq in range(101, 112)]
+    ids = [primary.propose(f"k{ref}", "a fact", sources=[ref]).record_id for ref in refs]
+    primary.note_delivery(primary.recall("x", step="s1"))
+    primary.revise(ids[9], 1, content="a better fact")
+    primary.accept(ids[0], 1)
+    memory.forget(ids[1], 1)
+    before = primary.recall("x", step="s2").candidate_ids
+    grown = view_rows(memory)
+
+    memory.rebuild()
+
+    assert primary.recall("x", step="s2").candidate_ids == before
+    assert before == (*ids[8:], *ids[2:7])
+    assert view_rows(memory) == grown
+
+
+def view_rows(memory) -> dict[str, list]:
+    """Every row of the records' view, once it is at the head."""
+    memory.records()
+    with memory._parts.views.held() as connection:
+        return {
+            table: sorted(connection.execute(f"SELECT * FROM {table}"), key=repr)
+            for table in ("records", "counters")
+        }
