@@ -17,8 +17,8 @@ from memoranda.ledger.entries import Selector, Tag
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Actor, ConflictChanged, Json, RecordCommitted
 from memoranda.ledger.guards import Guards, Seen, captured_at, guards_of
-from memoranda.ledger.personal import AnyRecord, Record, source_refs
-from memoranda.ledger.sources import subject
+from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
+from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import moment_of, parse_time, time_text
 from memoranda.ledger.transitions import Author, Change, successor
 
@@ -137,7 +137,7 @@ class Case:
     @property
     def subjects_ever(self) -> list[str]:
         """The messages that any revision cited."""
-        return sorted({subject(ref) for ref in self.refs_ever})
+        return sorted({subject(ref) for ref in self.refs_ever if parse_ref(ref)})
 
     @cached_property
     def successor(self) -> AnyRecord | Refused:
@@ -155,7 +155,9 @@ class Case:
     def value(self) -> AnyRecord:
         """The next value, once the rules have let it pass."""
         assert not isinstance(self.successor, Refused), "the rules have refused it"
-        return self.successor
+        raw = self.request.raw
+        # A raw tombstone lists its blocks in its own order, and a retry must find them so.
+        return raw.value if raw and isinstance(raw.value, Tombstone) else self.successor
 
     def _occurred_at(self, source: SourceRef) -> str:
         """The persisted time of a message; for other kinds, and until F10, the clock's."""

@@ -386,7 +386,7 @@ def refusals_of(error: ValidationError, form: Refusal = Refusal.INVALID_REQUEST)
     return [
         Refused(
             Refusal.LIMIT_EXCEEDED if fault["type"] in _LIMITS else form,
-            field=".".join(str(part) for part in fault["loc"]) or None,
+            field=_field(fault["loc"], fault["type"]),
             message=_message(fault["type"], fault["msg"]),
         )
         for fault in error.errors(include_url=False, include_input=False, include_context=False)
@@ -394,6 +394,16 @@ def refusals_of(error: ValidationError, form: Refusal = Refusal.INVALID_REQUEST)
 
 
 _LIMITS = frozenset({"limit_exceeded", "string_too_long", "too_long"})
+
+
+_PLAIN_NAME = re.compile(r"[a-z][a-z_]{0,31}", flags=re.ASCII)
+
+
+def _field(place: tuple[int | str, ...], kind: str) -> str | None:
+    """Where the fault is; an unknown name is told only when it can be nothing but a name."""
+    if kind == "extra_forbidden" and not _PLAIN_NAME.fullmatch(str(place[-1])):
+        place = place[:-1]
+    return ".".join(str(part) for part in place) or None
 
 
 def _message(kind: str, message: str) -> str:

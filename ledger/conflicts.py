@@ -137,6 +137,8 @@ def _state(case: _Case) -> Answer:
             return Refused(Refusal.NOT_FOUND, "conflict_id")
         is_open = case.known.state == "open"
         return None if is_open else Refused(Refusal.TRANSITION_INVALID, "conflict_id")
+    if case.known is not None:
+        return None
     for field in ("other_id", "candidate_id"):
         stored = stored_in(case.seen.one(newest_of(getattr(command, field))))
         if stored is None or isinstance(stored.value, Tombstone):

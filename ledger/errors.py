@@ -47,7 +47,7 @@ class Refusal(Enum):
     SPACE_UNKNOWN = (
         "F38",
         "space_unknown",
-        "The space must exist; create it with `memoranda init`, or check the data folder.",
+        "The space must exist and be whole; create it with `memoranda init`, or restore its files.",
     )
     READ_ONLY = (
         "F39",

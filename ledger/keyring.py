@@ -75,6 +75,13 @@ class Keyring:
 
     # -- the space secret -------------------------------------------------------------------
 
+    def holds_data_keys(self) -> bool:
+        """Whether keys of bodies were ever minted here: the making of a space mints none."""
+        found = self._connection.execute(
+            "SELECT 1 FROM keys WHERE key_id NOT IN (?, ?) LIMIT 1", (_SECRET_ROW, _RECOVERY_ROW)
+        )
+        return found.fetchone() is not None
+
     def has_secret(self) -> bool:
         return self._row(_SECRET_ROW) is not None
 

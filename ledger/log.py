@@ -55,9 +55,13 @@ class Log:
         self.is_closed = False
         self._stamps = stamps
         self._seen: tuple[int, int] | None = None
-        if not create and not (place.data / "ledger.db").exists():
+        log_file = place.data / "ledger.db"
+        is_missing = not log_file.exists() or log_file.stat().st_size == 0
+        if is_missing and not create:
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-        refuse_foreign(place.data / "ledger.db")
+        refuse_foreign(log_file)
+        if is_missing and (place.data / "keys.db").exists() and (place.state / "slots").exists():
+            self._refuse_lost_log(place)
         _make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
@@ -70,6 +74,8 @@ class Log:
             self._slots = SlotFile(place.state / "slots")
             self._keyring = self._open_keys(place, is_new=is_new)
             opened.callback(self._keyring.close)
+            if is_new and (not create or self._keyring.holds_data_keys()):
+                raise RefusedError(_lost_log() if create else Refused(Refusal.SPACE_UNKNOWN))
             if is_new:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
@@ -169,6 +175,17 @@ class Log:
         self._slots.read()
         return Keyring(path, place.space, self._slots, self._stamps)
 
+    def _refuse_lost_log(self, place: Place) -> None:
+        """Keys without a log are an older space's: an empty one may not take its place."""
+        keyring = Keyring(
+            place.data / "keys.db", place.space, SlotFile(place.state / "slots"), self._stamps
+        )
+        try:
+            if keyring.holds_data_keys():
+                raise RefusedError(_lost_log())
+        finally:
+            keyring.close()
+
     def _create_slots(self, path: Path) -> None:
         # A creation that crashed half-way may have left the file without a valid slot.
         if not path.exists():
@@ -195,6 +212,11 @@ class Log:
             if store.head.key_epoch != key_epoch:
                 store.append(Draft(KeysRotated(key_epoch=key_epoch)))
                 store.set_key_epoch(key_epoch)
+
+
+def _lost_log() -> Refused:
+    message = "the log is missing or empty although its keys are here; restore ledger.db"
+    return Refused(Refusal.SPACE_UNKNOWN, "data", message)
 
 
 def _make_folder(folder: Path) -> None:

@@ -191,6 +191,14 @@ class Ledger:
             return command
         fields = {name: getattr(command, name) for name in shape.SCREENED}
         texts = {name: text for name, text in fields.items() if text is not None}
+        # A reference cannot be redacted and still refer: one that holds a secret is refused.
+        refs = {
+            f"sources.{place}": source.ref
+            for place, source in enumerate(getattr(command, "sources", None) or ())
+            if source.kind != "personal_message"
+        }
+        if isinstance(refused := screen(refs, "refuse"), Refused):
+            return refused
         screened = screen(texts, self._secrets)
         if isinstance(screened, Refused):
             return screened

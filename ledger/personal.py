@@ -102,5 +102,7 @@ def source_refs(record: AnyRecord | None) -> tuple[str, ...]:
 
 def claims(record: AnyRecord) -> tuple[str, ...]:
     """The refs whose ranges the record owns: retired keeps them, rejected gives them back."""
-    is_owner = isinstance(record, Record) and record.status != "rejected"
-    return source_refs(record) if is_owner else ()
+    if not isinstance(record, Record) or record.status == "rejected":
+        return ()
+    # Files and hand edits are no ranges: they are compared as text for blocks, never claimed.
+    return tuple(source.ref for source in record.sources if source.kind == "personal_message")

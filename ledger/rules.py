@@ -20,7 +20,7 @@ from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import ConflictBody, ConflictChanged, RecordBody, RecordCommitted
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.receipts import Receipt, receipt_of
-from memoranda.ledger.sources import overlapping_any
+from memoranda.ledger.sources import PREFIX, overlapping_any
 from memoranda.ledger.transitions import is_allowed_from
 
 Answer = Refused | Receipt | None
@@ -58,6 +58,8 @@ def _is_same_content(case: Case, body: RecordBody) -> bool:
     raw = case.request.raw
     if raw is None:
         return body.command == case.request.intent
+    if body.value["id"] != case.request.record_id:
+        return False
     if canonical(body.value) != canonical(raw.sent_value):
         return False
     if body.expected is None or raw.sent_expected is None:
@@ -65,8 +67,14 @@ def _is_same_content(case: Case, body: RecordBody) -> bool:
     events = case.seen.all(history_of(case.request.record_id))
     named = (event for event in events if event.row.commitment.hex() == body.expected)
     expected = next((event.body(RecordBody) for event in named), None)
-    # A forget has erased the record that it expected; the tombstone's revision names it still.
-    return expected is None or canonical(expected.value) == canonical(raw.sent_expected)
+    if expected is None:
+        # A forget has erased the record that it expected; id and revision name it still.
+        before = raw.expected
+        return before is not None and (before.id, before.revision + 1) == (
+            body.value["id"],
+            body.value["revision"],
+        )
+    return canonical(expected.value) == canonical(raw.sent_expected)
 
 
 def _authorization(case: Case) -> Answer:
@@ -145,12 +153,23 @@ def _transition(case: Case) -> Answer:
     if status == "forgotten" and case.guards.role == "item":
         return Refused(Refusal.RECORD_FORGOTTEN)
     start = case.previous.status if case.previous else None
-    if not is_allowed_from(request.change.action, start):
+    is_taken = request.raw is None and request.change.action in _OPENS and status in _LIVE
+    if not is_taken and (
+        not is_allowed_from(request.change.action, start) or _changes_nothing(case)
+    ):
         return Refused(Refusal.TRANSITION_INVALID, current_revision=_revision(case))
     return None
 
 
 _OPENS = frozenset({"propose", "publish"})
+_LIVE = frozenset({"candidate", "accepted", "retired"})
+
+
+def _changes_nothing(case: Case) -> bool:
+    change, before = case.request.change, case.previous
+    if change is None or change.action != "tier" or not isinstance(before, Record):
+        return False
+    return before.tier == change.tier
 
 
 def _seen_revision(case: Case) -> Answer:
@@ -161,13 +180,8 @@ def _seen_revision(case: Case) -> Answer:
         is_opening = case.request.revision is None
         return None if is_opening else _conflict(case, "expected_revision")
     if change.action in _OPENS:
-        is_live = stored.value.status in {"candidate", "accepted", "retired"}
-        is_changed = case.request.revision not in {None, stored.value.revision}
-        return (
-            _conflict(case, "key" if is_live else "expected_revision")
-            if (is_live or is_changed)
-            else None
-        )
+        is_seen = case.request.revision in {None, stored.value.revision}
+        return None if is_seen else _conflict(case, "expected_revision")
     if case.request.revision == stored.value.revision:
         return None
     if change.action in {"accept", "reject"}:
@@ -191,7 +205,13 @@ def _successor(case: Case) -> Answer:
 
 def _difference(sent: AnyRecord, built: AnyRecord) -> Refused | None:
     if isinstance(built, Tombstone):
-        return None if sent == built else Refused(Refusal.TOMBSTONE_INVALID, "value")
+        is_same = isinstance(sent, Tombstone) and sorted(sent.blocked_sources) == sorted(
+            built.blocked_sources
+        )
+        is_same = is_same and sent.model_copy(update={"blocked_sources": ()}) == built.model_copy(
+            update={"blocked_sources": ()}
+        )
+        return None if is_same else Refused(Refusal.TOMBSTONE_INVALID, "value")
     for field in type(built).model_fields:
         if getattr(sent, field) != getattr(built, field):
             return Refused(Refusal.VALUE_INVALID, f"value.{field}")
@@ -215,6 +235,9 @@ def _sources(case: Case) -> Answer:
 def _kind_refusal(case: Case, source: SourceRef) -> Refusal | None:
     is_candidate = case.change.action in {"propose", "revise", "accept"}
     is_allowed = source.kind == "personal_message" or (not is_candidate and source.kind != "legacy")
+    if is_allowed and source.kind != "personal_message" and source.ref.startswith(PREFIX):
+        # Blocks keep refs without their kind, so the messages' names are theirs alone.
+        return Refusal.SOURCE_REF_INVALID
     return None if is_allowed else Refusal.SOURCE_KIND_UNSUPPORTED
 
 
@@ -226,10 +249,11 @@ def _rejection_refusal(case: Case, source: SourceRef) -> Refusal | None:
 
 
 def _expected(case: Case) -> Answer:
-    """F17: a raw commit names the exact previous record."""
+    """F17: a raw commit names the exact previous record, and an opening finds no live one."""
     raw, stored = case.request.raw, case.stored
     if raw is None:
-        return None
+        is_taken = stored is not None and stored.value.status in _LIVE
+        return _conflict(case, "key") if is_taken and case.change.action in _OPENS else None
     if stored is None or raw.sent_expected is None:
         is_met = stored is None and raw.sent_expected is None
     else:

@@ -191,7 +191,7 @@ def successor(change: Change, previous: AnyRecord | None, author: Author) -> Any
         case _:
             assert isinstance(previous, Record), "every other row leaves a live record"
             record = _continued(change, previous, author)
-    return _within_rules(record, change, previous)
+    return _within_rules(record, change)
 
 
 def _opened(change: Change, previous: AnyRecord | None, author: Author) -> Record:
@@ -301,7 +301,7 @@ def _rejections(change: Change, previous: Record) -> tuple[Rejection, ...]:
     return (*previous.rejections, *own)[-REJECTIONS_MAX:]
 
 
-def _within_rules(record: Record, change: Change, previous: AnyRecord | None) -> Record | Refused:
+def _within_rules(record: Record, change: Change) -> Record | Refused:
     refs = source_refs(record)
     if len(refs) > SOURCES_MAX:
         return Refused(Refusal.LIMIT_EXCEEDED, "sources", f"at most {SOURCES_MAX}")
@@ -310,7 +310,7 @@ def _within_rules(record: Record, change: Change, previous: AnyRecord | None) ->
         return Refused(Refusal.VALUE_INVALID, f"sources.{place}", message)
     if not refs:
         return Refused(Refusal.VALUE_INVALID, "sources", "at least one source")
-    if change.action in {"publish", "correct"} and not _has_new_source(change, previous):
+    if change.action in {"publish", "correct"} and not _has_persons_source(change):
         message = "at least one message or hand edit that the record did not carry"
         return Refused(Refusal.VALUE_INVALID, "sources", message)
     if len(record.model_dump_json().encode()) > RECORD_BYTES_MAX:
@@ -318,9 +318,7 @@ def _within_rules(record: Record, change: Change, previous: AnyRecord | None) ->
     return record
 
 
-def _has_new_source(change: Change, previous: AnyRecord | None) -> bool:
-    carried = () if status_of(previous) == "rejected" else source_refs(previous)
-    return any(
-        source.kind in {"personal_message", "user_edit"} and source.ref not in carried
-        for source in change.sources or ()
-    )
+def _has_persons_source(change: Change) -> bool:
+    """Whether the person said it, in a message or by hand; what is carried cannot be cited anew."""
+    persons = {"personal_message", "user_edit"}
+    return any(source.kind in persons for source in change.sources or ())

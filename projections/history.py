@@ -19,7 +19,9 @@ from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (
     Actor,
     Conflict,
+    ConflictChanged,
     Json,
+    OperationBody,
     RecordBody,
     RecordCommitted,
     Status,
@@ -28,7 +30,12 @@ from memoranda.ledger.events import (
 from memoranda.ledger.guards import Guards, reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import AnyRecord, Record
-from memoranda.ledger.receipts import Receipt, receipt_of
+from memoranda.ledger.receipts import (
+    ConflictReceipt,
+    Receipt,
+    conflict_receipt_of,
+    receipt_of,
+)
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps, moment_of, parse_time, time_text
 
@@ -60,14 +67,15 @@ class RevisionRead(Value):
 class OperationRead(Value):
     """An operation by id: state, the content first prepared while it exists, its receipt.
 
-    `intent` is `{id, key, expected, value}`, byte for byte what `commit` takes again.
+    `intent` is `{id, key, expected, value}`, byte for byte what `commit` takes again; of an
+    operation on a conflict, which changes no revision, it is the command.
     """
 
     state: Literal["committed"]
     intent: Json | None
-    receipt: Receipt
+    receipt: Receipt | ConflictReceipt | None
     is_current: bool
-    current_revision: int
+    current_revision: int | None
 
 
 def is_active(record: AnyRecord, now_text: str) -> bool:
@@ -128,11 +136,14 @@ class History:
             if isinstance(guards, Refused):
                 return guards
             found = store.select(operation_selector(operation_id))
-            if not found or not isinstance(found[0].header, RecordCommitted):
+            if not found:
                 return Refused(Refusal.NOT_FOUND, "operation_id")
             event = found[0]
-            if not _is_own(event.body(RecordBody), guards):
+            body = event.body(OperationBody)
+            if not _is_own(body, guards):
                 return Refused(Refusal.NOT_FOUND, "operation_id")
+            if isinstance(event.header, ConflictChanged):
+                return _conflict_operation(event, body)
             (current,) = store.select(owner_of(event))
             assert isinstance(current.header, RecordCommitted), "one type of event holds records"
             return OperationRead(
@@ -189,10 +200,23 @@ def _intent(store: SealedStore, event: Event) -> Json | None:
     return {"id": body.operation_id, "key": record_id, "expected": expected, "value": body.value}
 
 
-def _is_own(body: RecordBody | None, guards: Guards) -> bool:
+def _conflict_operation(event: Event, body: OperationBody | None) -> OperationRead:
+    receipt = conflict_receipt_of(event)
+    return OperationRead(
+        state="committed",
+        intent=body.command if body else None,
+        receipt=None if isinstance(receipt, Refused) else receipt,
+        is_current=body is not None,
+        current_revision=None,
+    )
+
+
+def _is_own(body: OperationBody | None, guards: Guards) -> bool:
     """A model sees its own intents, by item across its sessions; of an erased one nothing tells."""
-    if guards.role in {"client", "auditor"} or body is None:
+    if guards.role in {"client", "auditor"}:
         return True
+    if body is None:
+        return guards.role == "primary"
     if guards.role == "item":
         return guards.task is not None and body.actor.item_id == guards.task.item_id
     return body.actor.role == "primary"

@@ -175,7 +175,10 @@ class Records:
         return self._opened(caller, "WHERE status = 'candidate' ORDER BY opened", {"limit": limit})
 
     def ids_beginning(self, caller: Caller, text: str) -> tuple[str, ...] | Refused:
-        """At most two ids that begin with `mem_` and some hex digits: one, or not the only one."""
+        """At most two ids that begin with `mem_` and some hex digits: one, or not the only one.
+
+        The view keeps no id of a forgotten record, so tombstones are opened when nothing else fits.
+        """
         digits = text.removeprefix("mem_").ljust(64, "0")
         low, end = bytes.fromhex(digits), text.removeprefix("mem_").ljust(64, "f")
         with current(self._log, self._views, self._view) as (store, connection):
@@ -185,7 +188,8 @@ class Records:
             rows = connection.execute(
                 "SELECT id FROM records WHERE id BETWEEN ? AND ? LIMIT 2", (low, bytes.fromhex(end))
             )
-            return tuple(id_text(kept) for (kept,) in rows.fetchall())
+            found = tuple(id_text(kept) for (kept,) in rows.fetchall())
+            return found or _tombstones_beginning(store, connection, text)
 
     def counts(self) -> dict[str, int]:
         """How many records there are of each status."""
@@ -213,3 +217,14 @@ def _stored(store: SealedStore, record: object, position: object) -> Stored | No
         # Told apart from an answer here, so that the view is computed anew and nothing is crossed.
         raise sqlite3.DatabaseError("a row of the view points at another event")
     return stored_in(event)
+
+
+def _tombstones_beginning(
+    store: SealedStore, connection: sqlite3.Connection, text: str
+) -> tuple[str, ...]:
+    rows = connection.execute("SELECT position FROM records WHERE status = 'forgotten'")
+    bodies = (
+        event.body(RecordBody) for (position,) in rows.fetchall() if (event := store.at(position))
+    )
+    ids = (str(body.value["id"]) for body in bodies if body)
+    return tuple(record_id for record_id in ids if record_id.startswith(text))[:2]

@@ -461,7 +461,7 @@ def test_a_refused_line_is_named_and_the_others_go_on(run: Terminal) -> None:
 
     assert words.code == 1
     assert words.out == "Captured 2, already there 0, refused 4.\n"
-    assert words.err.startswith("line 3: invalid_request: is not JSON\n")
+    assert words.err.startswith("line 3: invalid_request: is not JSON, or names a field twice\n")
     assert "line 6: invalid_request: colour: is not a parameter of this call" in words.err
     refusals = answer["refusals"]
     assert [refusal["line"] for refusal in refusals] == [3, 4, 5, 6]

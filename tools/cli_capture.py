@@ -118,13 +118,21 @@ class GrowingLines:
         return os.path.samestat(named, opened) and named.st_size >= self._stream.tell()
 
 
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuses a field named twice: one of the two would win, and nobody knows which."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field stands twice")
+    return fields
+
+
 def _read(raw: bytes) -> dict[str, object] | Refused:
     if len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n"):
         return Refused(Refusal.LIMIT_EXCEEDED, None, f"at most {LINE_BYTES_MAX} bytes a line")
     try:
-        message = json.loads(raw)
+        message = json.loads(raw, object_pairs_hook=_unique)
     except ValueError:
-        return Refused(Refusal.INVALID_REQUEST, None, "is not JSON")
+        return Refused(Refusal.INVALID_REQUEST, None, "is not JSON, or names a field twice")
     except RecursionError:
         return Refused(Refusal.INVALID_REQUEST, None, "is nested too deeply")
     if not isinstance(message, dict):

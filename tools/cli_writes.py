@@ -297,7 +297,9 @@ def _decided(
 def _revision_at_first(memory: "Memory", operation_id: str | None) -> int | None:
     """The revision that a retried operation named at first: the same words must mean the same."""
     known = memory.operation(operation_id) if operation_id else None
-    return None if known is None or isinstance(known, Refused) else known.receipt.from_revision
+    if known is None or isinstance(known, Refused):
+        return None
+    return getattr(known.receipt, "from_revision", None)
 
 
 def _current_revision(_run: Run, memory: "Memory", record_id: str) -> int | Refused:

@@ -50,7 +50,7 @@ class Reading(Seat):
         )
 
     def ids_beginning(self, text: str) -> tuple[str, ...] | Refused:
-        """At most two ids that begin so; forgotten records are known by their full id only."""
+        """At most two ids that begin so."""
         return self._parts.records.ids_beginning(self.caller, text)
 
     def candidates(self, *, limit: int = LIST_MAX) -> tuple[RecordRead, ...] | Refused:

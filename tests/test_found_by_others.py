@@ -1,0 +1,195 @@
+"""Faults that fresh eyes found, each kept as the case that showed it."""
+
+import json
+
+import pytest
+
+from memoranda.ledger.errors import Refusal, RefusedError
+from memoranda.tools.cli_capture import _read
+
+REF = "personal-message:s-main-1:"
+
+
+@pytest.mark.parametrize("loss", ["deleted", "emptied"])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_lost_log_is_refused_and_no_empty_space_takes_its_place(opened, folder, loss, create):
+    memory = opened()
+    memory.remember("one")
+    memory.close()
+    place = folder["data"] / "us_alice"
+    kept = (place / "ledger.db").read_bytes()
+    keys = (place / "keys.db").read_bytes()
+    (place / "ledger.db").unlink()
+    if loss == "emptied":
+        (place / "ledger.db").touch()
+
+    with pytest.raises(RefusedError) as refused:
+        opened(create=create)
+
+    assert refused.value.refused.refusal is Refusal.SPACE_UNKNOWN
+    assert (place / "keys.db").read_bytes() == keys
+    (place / "ledger.db").write_bytes(kept)
+    again = opened()
+    assert [it.record.content for it in again.records()] == ["one"]
+    assert again.recovery_code is None
+
+
+def test_one_file_supports_many_facts_and_claims_nothing(primary):
+    file = {"kind": "file", "ref": "notes.md"}
+
+    first = primary.publish("a", "one", sources=[file, f"{REF}42"])
+    second = primary.publish("b", "two", sources=[file, f"{REF}88"])
+
+    assert (first.to_revision, second.to_revision) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["file", "user_edit"])
+def test_no_other_kind_of_source_takes_the_name_of_a_message(primary, kind):
+    named = {"kind": kind, "ref": f"{REF}50"}
+
+    refused = primary.publish("a", "one", sources=[named, f"{REF}88"])
+
+    assert (refused.refusal, refused.field) == (Refusal.SOURCE_REF_INVALID, "sources.0")
+    assert primary.publish("b", "two", sources=[f"{REF}50"]).to_revision == 1
+
+
+def test_an_operation_id_that_reads_like_a_message_claims_and_blocks_none(memory, primary):
+    assert memory.remember("x", operation_id=f"{REF}42").refusal is Refusal.SOURCE_REF_INVALID
+
+    assert primary.publish("k", "y", sources=[f"{REF}42"]).to_revision == 1
+
+
+def test_a_forget_with_sources_takes_only_messages_that_were_cited(memory, primary):
+    other = {"session": "private-2", "seq": 1, "role": "user", "text": "never cited"}
+    assert hasattr(next(iter(memory.capture([other]))), "position")
+    file = {"kind": "file", "ref": "personal-message:private-2:1"}
+    assert primary.publish("a", "one", sources=[file, f"{REF}88"]).refusal
+    made = primary.publish("a", "one", sources=[f"{REF}88"])
+
+    primary.forget(made.record_id, 1, with_sources=True)
+
+    assert [it.kind for it in memory.remnants("never cited").remnants] == ["message"]
+    assert memory.remnants("Chinese replies again").remnants == ()
+
+
+def test_a_raw_commit_sent_again_for_another_key_is_another_content(primary):
+    made = primary.publish("a", "one", sources=[f"{REF}42"], operation_id="o1")
+    value = primary.operation("o1").intent["value"]
+
+    again = {"id": "o1", "key": "mem_" + "0" * 64, "expected": None, "value": value}
+
+    assert primary.commit(again).refusal is Refusal.OPERATION_CONFLICT
+    assert primary.commit(again | {"key": made.record_id}).replayed
+
+
+def test_a_raw_forget_sent_again_must_expect_the_record_it_forgot(primary):
+    made = primary.publish("a", "one", sources=[f"{REF}42"])
+    before = primary.read(made.record_id).record.model_dump(mode="json")
+    primary.forget(made.record_id, 1, operation_id="f1")
+    tombstone = primary.read(made.record_id, include_inactive=True).record.model_dump(mode="json")
+    again = {"id": "f1", "key": made.record_id, "expected": before, "value": tombstone}
+
+    assert primary.commit(again).replayed
+    for wrong in ({"nonsense": 1}, before | {"revision": 2}, None):
+        assert primary.commit(again | {"expected": wrong}).refusal is Refusal.OPERATION_CONFLICT
+
+
+def test_a_raw_tombstone_lists_its_blocks_in_any_order(primary):
+    made = primary.publish("a", "one", sources=[f"{REF}50#0-3", f"{REF}88"])
+    before = primary.read(made.record_id).record.model_dump(mode="json")
+    tombstone = {
+        "id": made.record_id,
+        "revision": 2,
+        "product_domain": "personal",
+        "user_space_id": "us_alice",
+        "status": "forgotten",
+        "blocked_sources": [f"{REF}88", f"{REF}50#0-3"],
+    }
+    request = {"id": "f1", "key": made.record_id, "expected": before, "value": tombstone}
+
+    assert primary.commit(request).status == "forgotten"
+    assert primary.commit(request).replayed
+
+
+def test_an_operation_on_a_conflict_is_looked_up_like_any_other(memory, primary):
+    one = primary.propose("a", "one", sources=[f"{REF}42"])
+    two = primary.publish("b", "two", sources=[f"{REF}88"])
+    made = primary.open_conflict(one.record_id, two.record_id, "both?", operation_id="k1")
+
+    told = primary.operation("k1")
+
+    assert told.receipt == made
+    assert told.intent["reason"] == "both?"
+    memory.forget(one.record_id, 1)
+    assert memory.operation("k1").intent is None
+
+
+def test_a_pair_is_one_whichever_side_is_named_first(primary):
+    one = primary.propose("a", "one", sources=[f"{REF}42"])
+    two = primary.publish("b", "two", sources=[f"{REF}88"])
+    first = primary.open_conflict(one.record_id, two.record_id, "both?")
+
+    again = primary.open_conflict(two.record_id, one.record_id, "the other way round")
+
+    assert again.conflict_id == first.conflict_id
+
+
+def test_choosing_the_same_tier_again_is_no_step(memory):
+    made = memory.remember("one")
+
+    assert memory.choose_tier(made.record_id, 1, "detail").refusal is Refusal.TRANSITION_INVALID
+    assert memory.choose_tier(made.record_id, 1, "core").to_revision == 2
+    assert memory.choose_tier(made.record_id, 2, "core").refusal is Refusal.TRANSITION_INVALID
+
+
+@pytest.mark.parametrize(
+    ("sources", "refusal"),
+    [
+        ([f"{REF}9999"], Refusal.SOURCE_MISSING),
+        (["bad"], Refusal.SOURCE_REF_INVALID),
+        ([f"{REF}50", f"{REF}50#1-2"], Refusal.VALUE_INVALID),
+        ([f"{REF}88"], Refusal.REVISION_CONFLICT),
+    ],
+)
+def test_of_a_taken_key_the_faults_of_its_sources_are_told_first(primary, sources, refusal):
+    primary.publish("k", "one", sources=[f"{REF}42"])
+
+    assert primary.publish("k", "two", sources=sources).refusal is refusal
+
+
+def test_after_a_forget_an_item_is_told_nothing_of_an_operation(memory, primary, task_7):
+    made = primary.publish("a", "one", sources=[f"{REF}88"], operation_id="o1")
+    memory.forget(made.record_id, 1)
+
+    assert task_7.operation("o1").refusal is Refusal.NOT_FOUND
+    assert primary.operation("o1").intent is None
+
+
+def test_an_unknown_name_that_may_be_content_is_not_repeated(memory):
+    text = "AKIAIOSFODNN7EXAMPLE my uncle"
+    (answer,) = memory.capture([{"session": "s", "seq": 9, "role": "user", "text": "x", text: 1}])
+
+    assert text not in json.dumps(answer.wire())
+    assert answer.message == "is not a parameter of this call"
+
+
+def test_a_secret_in_a_reference_is_refused(primary):
+    ref = "ghp_" + "0123456789abcdefghijABCDEFGHIJ012345"
+
+    refused = primary.publish("a", "one", sources=[{"kind": "file", "ref": ref}, f"{REF}42"])
+
+    assert refused.refusal is Refusal.SECRET_DETECTED
+    assert ref not in json.dumps(refused.wire())
+
+
+def test_a_line_that_names_a_field_twice_is_refused():
+    refused = _read(b'{"role":"assistant","role":"user","text":"x"}')
+
+    assert refused.refusal is Refusal.INVALID_REQUEST
+
+
+def test_a_short_id_finds_a_forgotten_record_too(memory):
+    made = memory.remember("one")
+    memory.forget(made.record_id, 1)
+
+    assert memory.ids_beginning(made.record_id[:14]) == (made.record_id,)
