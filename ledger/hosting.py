@@ -268,7 +268,7 @@ def _capture(store: DecidingStore, incoming: IncomingMessage) -> CaptureReceipt 
         return _again(store, seen, incoming, ref)
     key_id, bucket = _bucket(store, seen.one(session))
     header = MessageCaptured(bucket=bucket)
-    body = _message(incoming, time_text(moment_of(store.now)))
+    body = _message(incoming, time_text(moment_of(store.clock)))
     event = store.append(Draft(header, body, (guard.tag, session.tag), key_id))
     return CaptureReceipt(ref=ref, position=event.position)
 

@@ -213,7 +213,7 @@ class Ledger:
         """One decision under the lock, and one log line at its end."""
         try:
             with self._log.deciding() as store:
-                moment = Moment(store.now, store.head.term, self._stamps.new_id)
+                moment = Moment(store.clock, store.head.term, self._stamps.new_id)
                 decided = decide(store, slice_at(moment))
                 answer = receipt(decided) if isinstance(decided, Event) else decided
         except RefusedError as error:

@@ -68,6 +68,7 @@ class Snapshot(Protocol):
 class Transaction(Snapshot, Protocol):
     """The deciding transaction: what is read here cannot change before it is appended to."""
 
+    clock: int
     now: int
 
     def append(self, events: Sequence[DCBEvent]) -> list[Row]:

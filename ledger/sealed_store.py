@@ -118,8 +118,13 @@ class DecidingStore(SealedStore):
         self._stamps = stamps
 
     @property
-    def now(self) -> int:
+    def clock(self) -> int:
         """The one clock reading of this decision, in microseconds."""
+        return self._transaction.clock
+
+    @property
+    def now(self) -> int:
+        """The time of what is appended, in microseconds: never before the event before."""
         return self._transaction.now
 
     def append(self, draft: Draft) -> Event:

@@ -80,6 +80,9 @@ CREATE TRIGGER bodies_fix BEFORE UPDATE ON bodies
     BEGIN SELECT RAISE(ABORT, 'bodies are only ever removed'); END;
 """
 
+CLOCK_MAX_US = 221_845_392_000_000_000
+"""The year 9000: a later reading could not be followed by others that time can still write."""
+
 _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment, e.chain,
        b.key_id, b.sealed
   FROM events e LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"""
@@ -197,8 +200,12 @@ class SQLiteTransaction(SQLiteSnapshot):
 
     def __init__(self, connection: sqlite3.Connection, space: str, now: int) -> None:
         super().__init__(connection, space)
+        self.clock = now
+        """The clock's own reading, in microseconds: what is early, expired or in the future."""
         self.now = max(now, self.head.recorded_at + 1)
-        """The time of what is appended, in microseconds: the clock never runs backwards here."""
+        """The time of what is appended, in microseconds: the log never runs backwards."""
+        if self.now > CLOCK_MAX_US:
+            raise StorageFault("the clock reads beyond the year 9000; set it right and try again")
 
     def append(self, events: Sequence[DCBEvent]) -> list[Row]:
         """Appends at the head; nothing is durable before the transaction ends."""

@@ -1,10 +1,12 @@
 """Faults that fresh eyes found, each kept as the case that showed it."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
-from memoranda.ledger.errors import Refusal, RefusedError
+from memoranda.ledger.authority import ModelSession
+from memoranda.ledger.errors import Refusal, RefusedError, StorageFault
 from memoranda.tools.cli_capture import _read
 
 REF = "personal-message:s-main-1:"
@@ -193,3 +195,32 @@ def test_a_short_id_finds_a_forgotten_record_too(memory):
     memory.forget(made.record_id, 1)
 
     assert memory.ids_beginning(made.record_id[:14]) == (made.record_id,)
+
+
+def test_one_bad_clock_reading_dates_nothing_that_is_said_later(memory, world):
+    right = world.moment
+    world.moment = right.replace(year=2086)
+    memory.remember("said under a wrong clock")
+
+    world.moment = right
+    made = memory.remember("said under the right one")
+
+    record = memory.read(made.record_id).record
+    assert record.sources[0].occurred_at == "2026-10-06T12:00:00Z"
+    recent = next(it for it in memory.recall("x").zones if it.name == "recent")
+    assert [fact.content for fact in recent.facts] == ["said under the right one"]
+    message = {"session": "s-main-1", "seq": 7, "role": "user", "text": "x", "at": "2080-01-01"}
+    assert hasattr(next(iter(memory.capture([message]))), "position")
+    primary = memory.acting_as(ModelSession("s-main-1", "agent-main"))
+    assert primary.publish("k", "y", sources=[f"{REF}7"]).refusal is Refusal.SOURCE_IN_FUTURE
+    assert memory.audit.verify().findings == ()
+
+
+def test_a_clock_at_the_end_of_time_is_a_fault_and_writes_go_on_after_it(memory, world):
+    right, world.moment = world.moment, datetime.max.replace(tzinfo=UTC)
+
+    with pytest.raises(StorageFault, match="clock"):
+        memory.remember("one")
+
+    world.moment = right
+    assert memory.remember("one").to_revision == 1
