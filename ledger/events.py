@@ -6,6 +6,7 @@ one keeps a golden file and gets an upcaster, so that every log ever written can
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -269,13 +270,19 @@ def read_header(event_type: str, raw: bytes) -> Header:
     """The header in its current shape; raises IntegrityFault for what no version ever wrote."""
     try:
         if event_type in SHAPES:
-            return SHAPES[event_type].model_validate_json(raw)
+            return _read_current(event_type, raw)
         data = json.loads(raw)
         while event_type not in SHAPES:
             event_type, data = UPCASTERS[event_type].becomes, UPCASTERS[event_type].header(data)
         return SHAPES[event_type].model_validate(data)
     except (KeyError, ValueError) as error:
         raise IntegrityFault(f"a header of type {event_type} has no known shape") from error
+
+
+@lru_cache(maxsize=1024)
+def _read_current(event_type: str, raw: bytes) -> Header:
+    # Headers are public, frozen, and few: most of a log says one of a handful of them.
+    return SHAPES[event_type].model_validate_json(raw)
 
 
 def read_body(event_type: str, raw: bytes) -> Value:
