@@ -21,7 +21,6 @@ class SealedStore:
     def __init__(self, snapshot: Snapshot, keyring: Keyring, space: str) -> None:
         self._snapshot = snapshot
         self._keyring = keyring
-        self._blinded: dict[Tag, str] = {}
         self.space = space
 
     @property
@@ -67,11 +66,7 @@ class SealedStore:
 
     def blinded(self, tag: Tag) -> str:
         """How the tag stands in the log."""
-        if tag.blind:
-            return tag.blind
-        if tag not in self._blinded:
-            self._blinded[tag] = blind(self._keyring.tag_key, tag.kind, tag.name)
-        return self._blinded[tag]
+        return tag.blind or blind(self._keyring.tag_key, tag.kind, tag.name)
 
     @property
     def cursor_key(self) -> bytes:
@@ -94,17 +89,24 @@ class SealedStore:
         """What the engine itself finds wrong with the file, for audit."""
         return self._snapshot.storage_faults()
 
+    def opens(self, row: Row) -> bool:
+        """Whether the body is there and is what was committed to; what it says is not read."""
+        return self._unsealed(row) is not None
+
     def _open(self, row: Row) -> Value | None:
+        raw = self._unsealed(row)
+        return None if raw is None else read_body(row.type, raw)
+
+    def _unsealed(self, row: Row) -> bytes | None:
         if row.key_id is None or row.sealed is None:
             return None
         key = self._keyring.key(row.key_id)
         if key is None:
             return None
         try:
-            raw = key.open(body_identity(self.space, row), row.commitment, row.sealed)
+            return key.open(body_identity(self.space, row), row.commitment, row.sealed)
         except IntegrityFault as fault:
             raise IntegrityFault(f"position {row.position}: {fault}") from fault
-        return read_body(row.type, raw)
 
 
 class DecidingStore(SealedStore):
@@ -116,6 +118,13 @@ class DecidingStore(SealedStore):
         super().__init__(transaction, keyring, space)
         self._transaction = transaction
         self._stamps = stamps
+        self._blinded: dict[Tag, str] = {}
+
+    def blinded(self, tag: Tag) -> str:
+        """How the tag stands in the log; a decision asks for most of its tags twice."""
+        if tag not in self._blinded:
+            self._blinded[tag] = super().blinded(tag)
+        return self._blinded[tag]
 
     @property
     def clock(self) -> int:
