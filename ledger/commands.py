@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import rfc8785
@@ -94,8 +95,6 @@ def _record_id(text: str) -> str:
 
 def _time(value: object) -> str:
     """RFC 3339 in UTC, a date, or an aware datetime; kept in the form of PM 1.5."""
-    from datetime import datetime  # noqa: PLC0415
-
     if isinstance(value, datetime) and value.tzinfo is None:
         raise PydanticCustomError("time", "needs a time zone")
     if not isinstance(value, datetime | str):

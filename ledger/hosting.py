@@ -169,7 +169,9 @@ class Host:
         message = admit(IncomingMessage, request)
         if isinstance(message, Refused):
             return message
-        screened = screen({"text": message.text}, self._secrets)
+        kept = {"text": message.text, "cause": message.cause, "origin_id": message.origin_id}
+        texts = {field: text for field, text in kept.items() if text is not None}
+        screened = screen(texts, self._secrets)
         if isinstance(screened, Refused):
             return screened
         return message.model_copy(update=screened)

@@ -159,7 +159,7 @@ class SQLiteSnapshot:
             " WHERE space = ? AND position > ? AND position <= ?",
             (self._space, after, through),
         )
-        return {(int(position), str(tag), str(kind)) for position, tag, kind in rows}
+        return set(rows.fetchall())
 
     def stray_rows(self) -> list[tuple[str, int | None]]:
         """Rows that belong to no event: (table, position), for audit."""

@@ -86,15 +86,8 @@ CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL)
             tag = event.tag("personal:rec")
             if tag is None:
                 raise IntegrityFault(f"position {event.position}: a record's event without its tag")
-            connection.execute(
-                _PUT,
-                {
-                    "record": tag.blind,
-                    "position": event.position,
-                    "status": event.header.status,
-                    **_facts(event.body(RecordBody)),
-                },
-            )
+            row = (tag.blind, event.position, event.header.status, *_facts(event.body(RecordBody)))
+            connection.execute(_PUT, row)
 
 
 def id_bytes(record_id: str) -> bytes:
@@ -107,19 +100,19 @@ def id_text(kept: bytes) -> str:
     return f"mem_{kept.hex()}"
 
 
-def _facts(body: RecordBody | None) -> dict[str, str | int | bytes | None]:
-    """What a row says of a live record; read off the sealed JSON, which its writer validated."""
+def _facts(body: RecordBody | None) -> tuple[str | int | bytes | None, ...]:
+    """Id, tier, size, newest source, dates; read off the JSON, which its writer validated."""
     if body is None or body.value["status"] == "forgotten":
-        return dict.fromkeys(("id", "tier", "size", "newest_source", "effective_at", "expires_at"))
+        return (None,) * 6
     value: dict[str, Any] = body.value
-    return {
-        "id": id_bytes(value["id"]),
-        "tier": value["tier"],
-        "size": len(value["content"].encode()),
-        "newest_source": max(_count(source["occurred_at"]) for source in value["sources"]),
-        "effective_at": _count(value["effective_at"]) if value["effective_at"] else None,
-        "expires_at": _count(value["expires_at"]) if value["expires_at"] else None,
-    }
+    return (
+        id_bytes(value["id"]),
+        value["tier"],
+        len(value["content"].encode()),
+        max([_count(source["occurred_at"]) for source in value["sources"]]),
+        _count(value["effective_at"]) if value["effective_at"] else None,
+        _count(value["expires_at"]) if value["expires_at"] else None,
+    )
 
 
 def _count(text: str) -> int:
@@ -128,14 +121,13 @@ def _count(text: str) -> int:
 
 # A record keeps its place among its like while its status stays, however often it is revised.
 _PUT = """
-INSERT INTO records VALUES (:record, :id, :position, :position, :status, :tier, :size,
-    :newest_source, :effective_at, :expires_at, NULL)
+INSERT INTO records VALUES (?1, ?4, ?2, ?2, ?3, ?5, ?6, ?7, ?8, ?9, NULL)
 ON CONFLICT (record) DO UPDATE SET
-    id = :id, position = :position, size = :size, tier = :tier,
-    opened = CASE WHEN status = :status THEN opened ELSE :position END,
-    delivery = CASE WHEN status = :status THEN delivery END,
-    status = :status, newest_source = :newest_source,
-    effective_at = :effective_at, expires_at = :expires_at
+    id = excluded.id, position = excluded.position, size = excluded.size, tier = excluded.tier,
+    opened = CASE WHEN status = excluded.status THEN opened ELSE excluded.position END,
+    delivery = CASE WHEN status = excluded.status THEN delivery END,
+    status = excluded.status, newest_source = excluded.newest_source,
+    effective_at = excluded.effective_at, expires_at = excluded.expires_at
 """
 _DELIVER = """
 UPDATE records SET delivery = (SELECT deliveries FROM counters)

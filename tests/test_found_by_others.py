@@ -224,3 +224,14 @@ def test_a_clock_at_the_end_of_time_is_a_fault_and_writes_go_on_after_it(memory,
 
     world.moment = right
     assert memory.remember("one").to_revision == 1
+
+
+@pytest.mark.parametrize("field", ["cause", "origin_id"])
+def test_a_secret_beside_a_message_is_refused_by_its_field(memory, field):
+    secret = "ghp_" + "0123456789abcdefghijABCDEFGHIJ012345"
+    message = {"session": "s", "seq": 1, "role": "user", "text": "x", field: f"of {secret}"}
+
+    (refused,) = memory.capture([message])
+
+    assert (refused.refusal, refused.field) == (Refusal.SECRET_DETECTED, field)
+    assert secret not in json.dumps(refused.wire())
