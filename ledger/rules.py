@@ -205,17 +205,17 @@ def _successor(case: Case) -> Answer:
 
 def _difference(sent: AnyRecord, built: AnyRecord) -> Refused | None:
     if isinstance(built, Tombstone):
-        is_same = isinstance(sent, Tombstone) and sorted(sent.blocked_sources) == sorted(
-            built.blocked_sources
-        )
-        is_same = is_same and sent.model_copy(update={"blocked_sources": ()}) == built.model_copy(
-            update={"blocked_sources": ()}
-        )
+        is_same = isinstance(sent, Tombstone) and _ordered(sent) == _ordered(built)
         return None if is_same else Refused(Refusal.TOMBSTONE_INVALID, "value")
     for field in type(built).model_fields:
         if getattr(sent, field) != getattr(built, field):
             return Refused(Refusal.VALUE_INVALID, f"value.{field}")
     return None
+
+
+def _ordered(tombstone: Tombstone) -> Tombstone:
+    blocked = tuple(sorted(tombstone.blocked_sources))
+    return tombstone.model_copy(update={"blocked_sources": blocked})
 
 
 def _sources(case: Case) -> Answer:
