@@ -129,6 +129,19 @@ def actor_of(caller: Caller, role: Role | None, binding: Binding | None) -> Acto
     )
 
 
+def is_by(actor: Actor, caller: Caller) -> bool:
+    """Whether the caller is the one whom the log remembers."""
+    match caller:
+        case PersonClient():
+            return actor.role == "client"
+        case BackgroundItem():
+            return (actor.item_id, actor.session_id) == (caller.item_id, caller.session_id)
+        case ModelSession():
+            return (actor.role, actor.session_id) == ("primary", caller.session_id)
+        case Auditor():
+            return False
+
+
 def _is_exact(caller: BackgroundItem, authorization: Authorization) -> bool:
     return (
         authorization.authorization_id == caller.authorization_id

@@ -11,6 +11,7 @@ from memoranda.ledger.events import (
     Conflict,
     ConflictBody,
     ConflictChanged,
+    OperationPrepared,
     RecordBody,
     RecordCommitted,
 )
@@ -63,6 +64,16 @@ def newest_of(record_id: str) -> Selector:
 def history_of(record_id: str) -> Selector:
     """Every revision of the record."""
     return Selector(Tag("personal:rec", record_id), (RecordCommitted,), newest=False)
+
+
+def prepared_on(record_id: str) -> Selector:
+    """The newest intent on the record; while it has no end, it holds the record."""
+    return Selector(Tag("personal:rec", record_id), (OperationPrepared,))
+
+
+def intents_on(record_id: str) -> Selector:
+    """Every intent that was ever prepared on the record."""
+    return Selector(Tag("personal:rec", record_id), (OperationPrepared,), newest=False)
 
 
 def owner_of(event: Event) -> Selector:

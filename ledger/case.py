@@ -10,71 +10,61 @@ from memoranda.ledger.candidates import (
     Stored,
     history_of,
     newest_of,
+    prepared_on,
     stored_in,
 )
 from memoranda.ledger.commands import SourceRef
-from memoranda.ledger.entries import Selector, Tag
-from memoranda.ledger.errors import Refused
-from memoranda.ledger.events import Actor, ConflictChanged, Json, RecordCommitted
+from memoranda.ledger.entries import Event, Selector, Tag
+from memoranda.ledger.errors import IntegrityFault, Refused
+from memoranda.ledger.events import (
+    Actor,
+    ConflictChanged,
+    DataSets,
+    IntentBody,
+    Json,
+    OperationAborted,
+    OperationPrepared,
+    RecordCommitted,
+)
 from memoranda.ledger.guards import Guards, Seen, captured_at, guards_of
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
+from memoranda.ledger.requests import Request
 from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import moment_of, parse_time, time_text
 from memoranda.ledger.transitions import Author, Change, successor
 
 
 class Moment(NamedTuple):
-    """What a decision takes from outside: the clock reading, the term, fresh ids."""
+    """What a decision takes from outside: the clock reading, the term, fresh ids.
+
+    `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost.
+    """
 
     now: int
     term: int
     new_id: Callable[[str], str]
+    data_sets: DataSets = DataSets()
+    is_fenced: bool = False
 
     @property
     def text(self) -> str:
         return time_text(moment_of(self.now))
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
-    """What a raw commit brings: `expected` and `value` as sent, and as read where readable.
-
-    A fault of the value's shape waits for its turn among the refusals.
-    """
-
-    sent_expected: Json | None
-    sent_value: Json
-    expected: AnyRecord | None = None
-    value: AnyRecord | None = None
-    fault: Refused | None = None
-
-    @property
-    def is_expected_readable(self) -> bool:
-        return self.sent_expected is None or self.expected is not None
-
-    def time_given(self, ref: str) -> str | None:
-        """The time that the value claims for a source."""
-        sources = self.value.sources if isinstance(self.value, Record) else ()
-        return next((source.occurred_at for source in sources if source.ref == ref), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """An operation on one record as admitted at the door; `change` is None where no row fits."""
-
-    operation_id: str
-    record_id: str
-    intent: Json
-    change: Change | None
-    key: str | None = None
-    revision: int | None = None
-    conflicts_with: tuple[str, ...] = ()
-    raw: Raw | None = None
+OPERATION = (RecordCommitted, ConflictChanged, OperationPrepared, OperationAborted)
 
 
 def operation_selector(operation_id: str) -> Selector:
-    """The terminal event of an operation."""
-    return Selector(Tag("personal:op", operation_id), (RecordCommitted, ConflictChanged))
+    """The newest event of an operation: what it prepared, until that has an end."""
+    return Selector(Tag("personal:op", operation_id), OPERATION)
+
+
+def operation_of(event: Event) -> Selector:
+    """The newest event of the operation that an event belongs to."""
+    tag = event.tag("personal:op")
+    if tag is None:
+        raise IntegrityFault(f"position {event.position}: an operation's event without its tag")
+    return Selector(tag, OPERATION)
 
 
 @dataclass(frozen=True)
@@ -96,6 +86,33 @@ class Case:
         return actor_of(self.caller, self.guards.role, self.guards.binding)
 
     @cached_property
+    def earlier(self) -> Event | None:
+        """The newest event of this operation."""
+        return self.seen.one(operation_selector(self.request.operation_id))
+
+    @cached_property
+    def prepared(self) -> IntentBody | None:
+        """This operation's durable intent, while it has no end."""
+        earlier = self.earlier
+        is_open = earlier is not None and isinstance(earlier.header, OperationPrepared)
+        return earlier.body(IntentBody) if earlier and is_open else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the record is held by another operation's guard."""
+        holder = self.seen.one(prepared_on(self.request.record_id))
+        if holder is None or (self.earlier and self.earlier.position == holder.position):
+            return False
+        newest = self.seen.one(operation_of(holder))
+        return newest is not None and newest.position == holder.position
+
+    @property
+    def conflicts_with(self) -> tuple[str, ...]:
+        """The records that the change opens conflicts with; a raw retry does not repeat them."""
+        named = self.prepared.command.get("conflicts_with") if self.prepared else None
+        return tuple(named) if isinstance(named, list) else self.request.conflicts_with
+
+    @cached_property
     def stored(self) -> Stored | None:
         """The record as it stands."""
         return stored_in(self.seen.one(newest_of(self.request.record_id)))
@@ -112,6 +129,8 @@ class Case:
         """The change, with the hand edit that a person's own statement is (PM 2.2)."""
         change = self.request.change
         assert change is not None, "the rules have refused what is no transition"
+        if self.prepared and self.prepared.command.get("with_sources"):
+            change = replace(change, takes_sources=True)
         if self.guards.role != "client" or change.action not in {"publish", "correct"}:
             return change
         edit = SourceRef(kind="user_edit", ref=self.request.operation_id)
@@ -162,8 +181,17 @@ class Case:
     def _occurred_at(self, source: SourceRef) -> str:
         """The persisted time of a message; for other kinds, and until F10, the clock's."""
         given = self.request.raw.time_given(source.ref) if self.request.raw else None
+        if self.prepared:
+            return _time_in(self.prepared.value, source.ref) or self.moment.text
         if source.kind == "personal_message":
             captured = captured_at(self.seen, subject(source.ref))
             return captured.message.occurred_at if captured else given or self.moment.text
         is_past = given is not None and parse_time(given) <= parse_time(self.moment.text)
         return given if given is not None and is_past else self.moment.text
+
+
+def _time_in(value: Json, ref: str) -> str | None:
+    """The time that a record gives a source."""
+    sources = value.get("sources")
+    listed = sources if isinstance(sources, list) else ()
+    return next((str(it["occurred_at"]) for it in listed if it["ref"] == ref), None)

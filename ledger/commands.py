@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 import rfc8785
 from pydantic import (
@@ -30,6 +30,7 @@ KEY_BYTES_MAX = 512
 REASON_POINTS_MAX = 500
 OPERATION_ID_MAX = 128
 SOURCES_MAX = 64
+BATCH_MAX = 1000
 REF_BYTES_MAX = 2048
 REVISION_MAX = 2**53 - 1
 _OPERATION_ID = re.compile(r"[A-Za-z0-9_.:\-]+", flags=re.ASCII)
@@ -64,6 +65,11 @@ def _reason(text: str) -> str:
     if len(text) > REASON_POINTS_MAX:
         raise _over(f"{REASON_POINTS_MAX} characters")
     return text
+
+
+def _said(value: object) -> object:
+    """The value, or None where nothing was said."""
+    return value if isinstance(value, str) and value.strip() else None
 
 
 def normal_key(text: str) -> str:
@@ -289,6 +295,13 @@ class Commit(_Strict):
     value: CanonicalJson
 
 
+class CommitMany(_Strict):
+    """Requests to decide in order inside one durable write."""
+
+    requests: Annotated[tuple[dict[str, object], ...], Field(min_length=1, max_length=BATCH_MAX)]
+    all_or_nothing: StrictBool = False
+
+
 class NoteDelivery(_Strict):
     """The candidate ids that a step of the primary session listed."""
 
@@ -326,10 +339,21 @@ RecordCommand = (
     | Reactivate
     | Forget
 )
+RECORD_COMMANDS: dict[str, type[RecordCommand]] = {
+    shape.ACTION: shape for shape in get_args(RecordCommand)
+}
 ConflictCommand = OpenConflict | ResolveConflict
 
 
 QUERY_POINTS_MAX = 100_000
+
+
+class AskReconcile(_Strict):
+    """What the person says to settle an operation; a wrong or missing word is F24, not F36."""
+
+    id: OperationId
+    writers_stopped: object = None
+    reason: Annotated[Reason | None, BeforeValidator(_said)] = None
 
 
 class AskWords(_Strict):

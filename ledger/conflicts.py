@@ -106,7 +106,7 @@ def _identity(case: _Case) -> Answer:
 
 def _of_a_record(case: _Case, earlier: Event) -> Refused:
     """F21, or F22 once the record of that operation was forgotten."""
-    if earlier.body(RecordBody) is not None:
+    if not isinstance(earlier.header, RecordCommitted) or earlier.body(RecordBody) is not None:
         return Refused(Refusal.OPERATION_CONFLICT, "operation_id")
     current = case.seen.one(owner_of(earlier))
     assert current is not None, "a record that had an operation has a newest event"

@@ -1,8 +1,8 @@
 """Slices: a boundary to read, a decision over what it shows, one event to append."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from memoranda.ledger.authority import Action, Caller
 from memoranda.ledger.candidates import (
@@ -11,26 +11,38 @@ from memoranda.ledger.candidates import (
     conflicts_about,
     conflicts_in,
     history_of,
+    intents_on,
     newest_of,
     open_conflicts,
     owner_of,
+    prepared_on,
     source_boundary,
     users_of,
 )
-from memoranda.ledger.case import Case, Moment, Request, operation_selector
+from memoranda.ledger.case import Case, Moment, operation_of, operation_selector
 from memoranda.ledger.entries import FRESH_KEY, SPACE_KEY, Draft, Event, Selector, Store, Tag
-from memoranda.ledger.errors import Refused
-from memoranda.ledger.events import Conflict, ConflictChanged, RecordBody, RecordCommitted
-from memoranda.ledger.guards import Seen, caller_boundary, message_guard
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import (
+    AbortBody,
+    Conflict,
+    ConflictChanged,
+    IntentBody,
+    OperationAborted,
+    OperationPrepared,
+    RecordBody,
+    RecordCommitted,
+)
+from memoranda.ledger.guards import NOTHING, Observed, Seen, caller_boundary, message_guard
 from memoranda.ledger.personal import Record, Tombstone, claims
 from memoranda.ledger.receipts import Receipt
-from memoranda.ledger.rules import RULES
+from memoranda.ledger.requests import Request
+from memoranda.ledger.rules import RULES, is_resumed
 from memoranda.ledger.sources import subject
 
 A_co = TypeVar("A_co", covariant=True)
 
 FORGET_TAG = Tag("forget", "")
-"""Stands on every tombstone and every completion, so that pending forgets are found at once."""
+"""Stands on what names keys to remove and on every completion: what is pending is found at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +50,18 @@ class Decided:
     """The one event of an operation, and what falls with it.
 
     `erased` are positions whose bodies go, `left_keys` the keys they shared with bodies that stay.
+    `refused` is what the caller hears of an abort.
     """
 
     draft: Draft
     erased: tuple[int, ...] = ()
     left_keys: tuple[str, ...] = ()
+    refused: Refused | None = None
+
+    @property
+    def names_keys(self) -> bool:
+        """Whether keys are to be removed once it is durable."""
+        return FORGET_TAG in self.draft.tags
 
 
 class Slice(Protocol, Generic[A_co]):
@@ -73,14 +92,19 @@ class Deciding(Store, Protocol):
         ...
 
 
-def decide(store: Deciding, slice_: Slice[A_co]) -> Event | A_co:
-    """Reads the boundary until it no longer grows, decides, and appends what was decided."""
-    seen = Seen()
+def judge(store: Store, slice_: Slice[A_co], observed: Observed = NOTHING) -> Decided | A_co:
+    """Reads the boundary until it no longer grows, and decides; writes nothing.
+
+    What providers answer for themselves stands in `observed`, in place of what the log knows.
+    """
+    seen = Seen(observed)
     while seen.look(store, slice_.boundary(seen)):
         pass
-    decision = slice_.execute(seen)
-    if not isinstance(decision, Decided):
-        return decision
+    return slice_.execute(seen)
+
+
+def apply(store: Deciding, decision: Decided) -> Event:
+    """Appends what was decided, with everything that falls with it."""
     event = store.append(decision.draft)
     store.erase_bodies(decision.erased)
     for key_id in decision.left_keys:
@@ -99,30 +123,32 @@ class RecordSlice:
     caller: Caller
     space: str
     moment: Moment
+    is_prepare: bool = False
 
     def boundary(self, seen: Seen) -> Iterator[Selector]:
         """Caller, operation, record, sources with their users, conflicts, and for a forget all."""
-        request = self.request
-        operation = operation_selector(request.operation_id)
+        request, case = self.request, self._case(seen)
         yield from caller_boundary(self.caller)
-        yield operation
+        yield operation_selector(request.operation_id)
         yield newest_of(request.record_id)
-        if earlier := seen.one(operation):
-            yield from self._retry_boundary(earlier)
+        yield prepared_on(request.record_id)
+        if holder := seen.one(prepared_on(request.record_id)):
+            yield operation_of(holder)
+        if case.earlier:
+            yield from self._retry_boundary(case.earlier)
+        if request.change is None or (case.earlier and not case.prepared):
             return
-        if request.change is None:
-            return
-        refs = [source.ref for source in self._case(seen).cited]
+        refs = [source.ref for source in case.cited]
         yield from source_boundary(refs)
         for ref in refs:
             yield from (owner_of(event) for event in seen.all(users_of(ref)))
-        yield from (newest_of(other_id) for other_id in request.conflicts_with)
-        if request.conflicts_with or request.change.action in _TOUCHES_CONFLICTS:
+        yield from (newest_of(other_id) for other_id in case.conflicts_with)
+        if case.conflicts_with or request.change.action in _TOUCHES_CONFLICTS:
             yield conflicts_about(request.record_id)
         if request.change.action == "forget":
             yield history_of(request.record_id)
-            if request.change.takes_sources:
-                case = self._case(seen)
+            yield intents_on(request.record_id)
+            if case.change.takes_sources:
                 yield from (message_guard(address) for address in case.subjects_ever)
 
     def _retry_boundary(self, earlier: Event) -> Iterator[Selector]:
@@ -131,17 +157,87 @@ class RecordSlice:
         if self.request.raw:
             yield history_of(self.request.record_id)
 
-    def execute(self, seen: Seen) -> Decided | Receipt | Refused:
-        """The event, the receipt that a retry gets again, or the refusal that wins."""
+    def execute(self, seen: Seen) -> Decided | Event | Receipt | Refused:
+        """The event to append, the answer that a retry gets again, or the refusal that wins.
+
+        A refusal of what was prepared before is its end, and an event as well.
+        """
         case = self._case(seen)
         for rule in RULES:
             answer = rule(case)
+            if isinstance(answer, Refused) and is_resumed(case):
+                return _aborted(case, answer)
             if answer is not None:
                 return answer
+        if self.is_prepare:
+            assert case.earlier is None or case.prepared, "an end has answered the retry"
+            return case.earlier or _prepared(case)
         return _decided(case)
 
     def _case(self, seen: Seen) -> Case:
         return Case(self.request, self.caller, self.space, seen, self.moment)
+
+
+def _prepared(case: Case) -> Decided:
+    header = OperationPrepared(
+        family="personal", to_revision=case.value.revision, term=case.moment.term
+    )
+    tags = (Tag("personal:op", case.request.operation_id), Tag("personal:rec", case.value.id))
+    return Decided(Draft(header, IntentBody(**_intent(case)), tags, _key_of(case.stored)))
+
+
+def _intent(case: Case) -> dict[str, Any]:
+    """What the operation means to write, as an intent and a record's body both keep it."""
+    stored, is_forget = case.stored, isinstance(case.value, Tombstone)
+    return {
+        "operation_id": case.request.operation_id,
+        "actor": case.actor,
+        "command": case.request.intent,
+        "key": None if is_forget else case.request.key or (stored.body.key if stored else None),
+        "expected": stored.event.row.commitment.hex() if stored else None,
+        "value": case.value.model_dump(mode="json"),
+    }
+
+
+def _aborted(case: Case, refused: Refused) -> Decided:
+    """The end of a prepared operation without effect; its content goes with the guard."""
+    assert case.earlier is not None, "what is aborted was prepared"
+    if refused.refusal is Refusal.EXECUTION_FENCED_EARLY:
+        refused = replace(refused, refusal=Refusal.EXECUTION_FENCED)
+    end = abort(case.earlier, case.stored, case.moment.term, refused.refusal)
+    return replace(end, refused=refused)
+
+
+def abort(
+    prepared: Event,
+    stored: Stored | None,
+    term: int,
+    refusal: Refusal,
+    reason: str | None = None,
+) -> Decided:
+    """The abort of exactly one open intent, with its reason where a person gave one."""
+    intent, key_id = prepared.body(IntentBody), prepared.row.key_id
+    assert intent is not None, "an open intent has its body"
+    assert key_id is not None, "an open intent has its body"
+    # A live record's key serves its revisions too; the key of one that never came serves nobody.
+    is_shared = stored is not None and stored.event.row.key_id == key_id
+    removed = () if is_shared else (key_id,)
+    header = OperationAborted(
+        family="personal",
+        outcome="aborted",
+        refusal=refusal.name,
+        intent=prepared.row.commitment.hex(),
+        term=term,
+        removed_keys=removed,
+    )
+    body = AbortBody(
+        operation_id=intent.operation_id,
+        actor=intent.actor,
+        record_id=str(intent.value["id"]),
+        reason=reason,
+    )
+    tags = (Tag("personal:op", intent.operation_id), *([FORGET_TAG] if removed else []))
+    return Decided(Draft(header, body, tags), erased=(prepared.position,))
 
 
 def _decided(case: Case) -> Decided:
@@ -158,15 +254,10 @@ def _decided(case: Case) -> Decided:
         status=value.status,
         term=case.moment.term,
         removed_keys=tuple(dict.fromkeys(_keys_of([*falling, *messages]))),
+        intent=case.earlier.row.commitment.hex() if case.earlier else None,
     )
-    key = case.request.key or (stored.body.key if stored else None)
     body = RecordBody(
-        operation_id=case.request.operation_id,
-        actor=case.actor,
-        command=case.request.intent,
-        key=None if is_forget else key,
-        expected=stored.event.row.commitment.hex() if stored else None,
-        value=value.model_dump(mode="json"),
+        **(dict(case.prepared) if case.prepared else _intent(case)),
         conflicts=conflicts,
         opened_by_item=_opener(case),
         earlier_rejections=_earlier_rejections(case),
@@ -181,13 +272,15 @@ def _decided(case: Case) -> Decided:
         *([FORGET_TAG, Tag("personal:con", value.id)] if is_forget else []),
         *(tag for message in messages if (tag := message.tag("msg"))),
     )
-    draft = Draft(header, body, tags, SPACE_KEY if is_forget else _key_of(stored))
+    draft = Draft(header, body, tags, SPACE_KEY if is_forget else _key_of(stored, case.earlier))
     erased = tuple(event.position for event in [*falling, *messages])
     return Decided(draft, erased, tuple(dict.fromkeys(_keys_of(messages))))
 
 
-def _key_of(stored: Stored | None) -> str:
+def _key_of(stored: Stored | None, prepared: Event | None = None) -> str:
     """A record keeps one data key until it is forgotten; a revived one gets another."""
+    if prepared is not None and prepared.row.key_id is not None:
+        return prepared.row.key_id
     if stored is None or isinstance(stored.value, Tombstone):
         return FRESH_KEY
     assert stored.event.row.key_id is not None, "a live record's body has a key"
@@ -199,6 +292,7 @@ def _falling(case: Case) -> list[Event]:
     record_id = case.request.record_id
     events = [
         *case.seen.all(history_of(record_id)),
+        *case.seen.all(intents_on(record_id)),
         *(
             event
             for event in case.seen.all(conflicts_about(record_id))
@@ -269,7 +363,7 @@ def _settled(case: Case) -> Iterator[Conflict]:
 def _opened(case: Case) -> Iterator[Conflict]:
     known = open_conflicts(case.seen, case.request.record_id)
     paired = {conflict.candidate_id for conflict in known} | {c.other_id for c in known}
-    for other_id in dict.fromkeys(case.request.conflicts_with):
+    for other_id in dict.fromkeys(case.conflicts_with):
         if other_id not in paired and other_id != case.request.record_id:
             yield Conflict(
                 conflict_id=case.moment.new_id("con"),

@@ -281,7 +281,9 @@ class RefusedError(MemorandaError):
 
 
 class OutcomeUnknown(MemorandaError):  # noqa: N818  # unknown is not an error, that is the point
-    """A fault at or after the append; the operation id tells the truth once reopened."""
+    """A fault at or after the append; `operation_id` tells the truth once reopened."""
+
+    operation_id: str | None = None
 
 
 class StorageFault(MemorandaError):  # noqa: N818  # the contract's word is fault

@@ -63,32 +63,83 @@ class Body(Value):
     """The sealed part of an event."""
 
 
-class OperationBody(Body):
-    """What every operation keeps: its id, who asked, and the command as first received."""
+class NamedBody(Body):
+    """What every event of an operation keeps: its id, and who asked."""
 
     operation_id: str
     actor: Actor
+
+
+class OperationBody(NamedBody):
+    """An operation with its command as first received."""
+
     command: Json
 
 
-class RecordBody(OperationBody):
-    """A record's whole new state, and what lies beside its value.
+class IntentBody(OperationBody):
+    """What an operation on one record means to write: `{id, key, expected, value}` of PM 1.7.
 
-    `expected` is the commitment (hex) of the body that held the expected record, `opened_by_item`
-    the item that opened the present candidate, `earlier_rejections` the rejected ranges that no
-    longer fit into the value.
+    `key` is the fact key's text, `expected` the commitment (hex) of the body that held the
+    expected record.
     """
 
     key: str | None
     expected: str | None
     value: Json
+
+
+class OperationPrepared(Header):
+    """A durable intent, which holds its record until it is committed or aborted (PM 3.2)."""
+
+    TOPIC: ClassVar[str] = "operation.prepared/1"
+    BODY: ClassVar[type[Value] | None] = IntentBody
+
+    family: Literal["personal"]
+    to_revision: int
+    term: int
+
+
+class AbortBody(NamedBody):
+    """The record meant, and the person's reason where it was a reconcile that decided."""
+
+    record_id: str
+    reason: str | None = None
+
+
+class OperationAborted(Header):
+    """A prepared operation that ended without effect; `refusal` names the rule that decided.
+
+    `intent` is the commitment (hex) of the body that held the intent, and is gone.
+    """
+
+    TOPIC: ClassVar[str] = "operation.aborted/1"
+    BODY: ClassVar[type[Value] | None] = AbortBody
+
+    family: Literal["personal"]
+    outcome: Literal["aborted"]
+    refusal: str
+    intent: str
+    term: int
+    removed_keys: tuple[str, ...] = ()
+
+
+class RecordBody(IntentBody):
+    """A record's whole new state, and what lies beside its value.
+
+    `opened_by_item` is the item that opened the present candidate, `earlier_rejections` the
+    rejected ranges that no longer fit into the value.
+    """
+
     conflicts: tuple[Conflict, ...] = ()
     opened_by_item: str | None = None
     earlier_rejections: tuple[str, ...] = ()
 
 
 class RecordCommitted(Header):
-    """A committed operation on one record: the header is its receipt (PM 1.9)."""
+    """A committed operation on one record: the header is its receipt (PM 1.9).
+
+    `intent` is the commitment (hex) of the body that first held it, when it was prepared before.
+    """
 
     TOPIC: ClassVar[str] = "record.committed/1"
     BODY: ClassVar[type[Value] | None] = RecordBody
@@ -100,6 +151,7 @@ class RecordCommitted(Header):
     status: Status
     term: int
     removed_keys: tuple[str, ...] = ()
+    intent: str | None = None
 
 
 class ConflictBody(OperationBody):
@@ -151,11 +203,20 @@ class MessageHidden(Header):
     TOPIC: ClassVar[str] = "message.hidden/1"
 
 
+class DataSets(Value):
+    """Whose data sets authority comes from, by provider; None is the log itself (PM 3.5)."""
+
+    conversations: str | None = None
+    tasks: str | None = None
+    authorizations: str | None = None
+
+
 class Binding(Body):
-    """Which session is the primary one."""
+    """Which session is the primary one, and by which data sets it was bound."""
 
     binding_id: str
     session_id: str
+    data_sets: DataSets = DataSets()
 
 
 class BindingChanged(Header):
@@ -207,6 +268,36 @@ class CandidatesDelivered(Header):
     BODY: ClassVar[type[Value] | None] = Delivery
 
 
+class Attachment(Body):
+    """Which host holds the term; `since` is the position at which it took over from another."""
+
+    host: str
+    since: int
+
+
+class TermTaken(Header):
+    """A host attached, or raised its term to reconcile; older terms append nothing from here."""
+
+    TOPIC: ClassVar[str] = "term.taken/1"
+    BODY: ClassVar[type[Value] | None] = Attachment
+
+    term: int
+    cause: Literal["attached", "reconciled"]
+
+
+class ReconcileBody(NamedBody):
+    """The person's word that its writers are stopped, and why it is settled (PM 3.5)."""
+
+    reason: str
+
+
+class ReconcileRecorded(Header):
+    """The person settled an operation; what became of it is its own terminal event."""
+
+    TOPIC: ClassVar[str] = "reconcile.recorded/1"
+    BODY: ClassVar[type[Value] | None] = ReconcileBody
+
+
 class SpaceCreated(Header):
     """The first event of every space; `normalization` is the version of PM 1.3."""
 
@@ -235,6 +326,8 @@ SHAPES: Mapping[str, type[Header]] = {
     shape.TOPIC: shape
     for shape in (
         RecordCommitted,
+        OperationPrepared,
+        OperationAborted,
         ConflictChanged,
         MessageCaptured,
         MessageHidden,
@@ -242,6 +335,8 @@ SHAPES: Mapping[str, type[Header]] = {
         TaskChanged,
         AuthorizationChanged,
         CandidatesDelivered,
+        TermTaken,
+        ReconcileRecorded,
         SpaceCreated,
         KeysRotated,
         ForgetCompleted,

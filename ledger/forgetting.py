@@ -1,12 +1,12 @@
-"""What follows a forget: the keys it names are removed, and the log says that they are."""
+"""What follows a forget or an abort: the keys it names are removed, and the log says so."""
 
 from memoranda.ledger.decisions import FORGET_TAG
 from memoranda.ledger.entries import Draft, Event, Selector
-from memoranda.ledger.events import ForgetCompleted, RecordCommitted
+from memoranda.ledger.events import ForgetCompleted, OperationAborted, RecordCommitted
 from memoranda.ledger.log import Log
 from memoranda.ledger.stamps import Stamps
 
-FORGETS = Selector(FORGET_TAG, (RecordCommitted,), newest=False)
+FORGETS = Selector(FORGET_TAG, (RecordCommitted, OperationAborted), newest=False)
 COMPLETIONS = Selector(FORGET_TAG, (ForgetCompleted,))
 
 
@@ -36,5 +36,5 @@ def _through(completed: list[Event]) -> int:
 
 
 def _keys(event: Event) -> tuple[str, ...]:
-    assert isinstance(event.header, RecordCommitted), "only tombstones carry the tag"
+    assert isinstance(event.header, RecordCommitted | OperationAborted), "others end nothing"
     return event.header.removed_keys

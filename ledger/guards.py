@@ -37,11 +37,15 @@ B = TypeVar("B", bound=Value)
 BINDING = Selector(Tag("binding", ""), (BindingChanged,))
 
 
+Observed = Mapping[Selector, list[Event]]
+NOTHING: Observed = {}
+
+
 class Seen:
     """What a boundary has shown so far: the events behind each of its selectors."""
 
-    def __init__(self, found: Mapping[Selector, list[Event]] | None = None) -> None:
-        self._found = dict(found or {})
+    def __init__(self, found: Observed = NOTHING) -> None:
+        self._found = dict(found)
 
     def look(self, store: Store, boundary: Iterable[Selector]) -> bool:
         """Reads the selectors not yet seen; whether there were any."""

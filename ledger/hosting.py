@@ -8,8 +8,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
 
+from memoranda.ledger.capturing import BUCKET_MESSAGES, CaptureReceipt, take_message
 from memoranda.ledger.commands import Time, admit, storable
-from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
+from memoranda.ledger.entries import Draft, Selector
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import (
     Authorization,
@@ -18,32 +19,17 @@ from memoranda.ledger.events import (
     BindingChanged,
     Header,
     Message,
-    MessageCaptured,
-    MessageHidden,
     Task,
     TaskChanged,
-    Value,
 )
-from memoranda.ledger.guards import (
-    BINDING,
-    Seen,
-    authorization_guard,
-    captured_at,
-    message_guard,
-    task_guard,
-)
+from memoranda.ledger.guards import BINDING, authorization_guard, task_guard
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy, screen
-from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sources import SEQ_MAX, message_ref, parse_ref
-from memoranda.ledger.stamps import Stamps, moment_of, time_text
+from memoranda.ledger.sources import SEQ_MAX, parse_ref
+from memoranda.ledger.stamps import Stamps
 
 TEXT_BYTES_MAX = 262_144
-BUCKET_MESSAGES = 64
-"""Messages of one session and day under one data key (DESIGN 5), and in one transaction."""
-
-_DAY_US = 86_400_000_000
 T = TypeVar("T", Binding, Task, Authorization)
 
 
@@ -91,6 +77,22 @@ class IncomingMessage(_Strict):
     generated: StrictBool = False
     truncated: StrictBool = False
 
+    def message_at(self, default_time: str) -> Message:
+        """The message as it is kept."""
+        return Message(
+            session_id=self.session,
+            seq=self.seq,
+            role=self.role,
+            text=self.text,
+            occurred_at=self.at or default_time,
+            origin=self.origin or ("user" if self.role == "user" else "host"),
+            origin_id=self.origin_id,
+            cause=self.cause,
+            hidden=self.hidden,
+            generated=self.generated,
+            truncated=self.truncated,
+        )
+
 
 class IncomingBinding(_Strict):
     """The session that becomes the primary one."""
@@ -124,14 +126,6 @@ class IncomingRevocation(_Strict):
     authorization_id: HostId
 
 
-class CaptureReceipt(Value):
-    """A message taken in; `replayed` when it was there already."""
-
-    ref: str
-    position: int
-    replayed: bool = False
-
-
 class Host:
     """What the embedding host tells the ledger. The host is trusted: it vouches for identities."""
 
@@ -156,8 +150,10 @@ class Host:
             try:
                 with self._log.deciding() as store:
                     answers = [
-                        message if isinstance(message, Refused) else _capture(store, message)
-                        for message in admitted
+                        it
+                        if isinstance(it, Refused)
+                        else take_message(store, it.session, it.seq, it.message_at)
+                        for it in admitted
                     ]
             except RefusedError as error:
                 answers = [error.refused] * len(batch)
@@ -183,7 +179,9 @@ class Host:
             return incoming
         fresh = Binding(binding_id=self._stamps.new_id("bind"), session_id=session_id)
 
-        def bound(known: Binding | None) -> Binding:
+        def bound(known: Binding | None) -> Binding | Refused:
+            if known and known.data_sets != fresh.data_sets:
+                return Refused(Refusal.BINDING_MISMATCH, "session_id")
             return known if known and known.session_id == session_id else fresh
 
         return self._put(BINDING, BindingChanged(), Binding, bound)
@@ -254,65 +252,3 @@ class Host:
         outcome = "refused" if isinstance(state, Refused) else "done"
         say(logging.INFO, header.TOPIC, outcome=outcome)
         return state
-
-
-def session_messages(session_id: str) -> Selector:
-    """The newest captured message of a session."""
-    return Selector(Tag("ses", session_id), (MessageCaptured,))
-
-
-def _capture(store: DecidingStore, incoming: IncomingMessage) -> CaptureReceipt | Refused:
-    ref = message_ref(incoming.session, incoming.seq).address
-    guard, session = message_guard(ref), session_messages(incoming.session)
-    seen = Seen()
-    seen.look(store, (guard, session))
-    if seen.all(guard):
-        return _again(store, seen, incoming, ref)
-    key_id, bucket = _bucket(store, seen.one(session))
-    header = MessageCaptured(bucket=bucket)
-    body = _message(incoming, time_text(moment_of(store.clock)))
-    event = store.append(Draft(header, body, (guard.tag, session.tag), key_id))
-    return CaptureReceipt(ref=ref, position=event.position)
-
-
-def _again(
-    store: DecidingStore, seen: Seen, incoming: IncomingMessage, ref: str
-) -> CaptureReceipt | Refused:
-    guard = message_guard(ref)
-    position = seen.all(guard)[0].position
-    known = captured_at(seen, ref)
-    if known is None:
-        return Refused(Refusal.SOURCE_FORGOTTEN, "seq")
-    again = _message(incoming, known.message.occurred_at)
-    if again.model_copy(update={"hidden": known.message.hidden}) != known.message:
-        return Refused(Refusal.OPERATION_CONFLICT, "seq", "another message has this address")
-    if again.hidden and not (known.message.hidden or known.is_hidden):
-        store.append(Draft(MessageHidden(), tags=(guard.tag,)))
-    return CaptureReceipt(ref=ref, position=position, replayed=True)
-
-
-def _bucket(store: DecidingStore, newest: Event | None) -> tuple[str, int]:
-    """The data key for a session's next message, and its place among those under that key."""
-    if newest is None or newest.row.key_id is None:
-        return FRESH_KEY, 1
-    assert isinstance(newest.header, MessageCaptured), "the selector asks for one shape"
-    is_same_day = newest.recorded_at // _DAY_US == store.now // _DAY_US
-    if not is_same_day or newest.header.bucket >= BUCKET_MESSAGES:
-        return FRESH_KEY, 1
-    return newest.row.key_id, newest.header.bucket + 1
-
-
-def _message(incoming: IncomingMessage, default_time: str) -> Message:
-    return Message(
-        session_id=incoming.session,
-        seq=incoming.seq,
-        role=incoming.role,
-        text=incoming.text,
-        occurred_at=incoming.at or default_time,
-        origin=incoming.origin or ("user" if incoming.role == "user" else "host"),
-        origin_id=incoming.origin_id,
-        cause=incoming.cause,
-        hidden=incoming.hidden,
-        generated=incoming.generated,
-        truncated=incoming.truncated,
-    )

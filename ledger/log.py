@@ -1,5 +1,6 @@
 """The log of one space: the port through which everything above reads, decides and appends."""
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,9 +9,10 @@ from pathlib import Path
 
 from memoranda.ledger.entries import Draft, Head
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
-from memoranda.ledger.events import KeysRotated, SpaceCreated
+from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated
 from memoranda.ledger.keyring import Keyring
-from memoranda.ledger.sealed_store import DecidingStore, SealedStore
+from memoranda.ledger.oplog import say
+from memoranda.ledger.sealed_store import TERM, DecidingStore, SealedStore
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
@@ -22,7 +24,12 @@ NORMALIZATION = 1
 FIRST_KEY_EPOCH = 1
 """In force from the creation of a space until the log names another."""
 
+LOCAL_HOST = "local"
+"""The host that holds every space until another attaches under a name of its own."""
+
 BUSY_WAIT_S = 10.0
+CLOSE_WAIT_S = 4.0
+_LEFT_OPEN: "list[Log]" = []
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
 
 
@@ -44,24 +51,23 @@ class Place:
 
 
 class Log:
-    """One space's authoritative log with its keys.
+    """One space's authoritative log with its keys, as one host holds it.
 
-    `recovery_code` is set once, by the opening that created the space.
+    `recovery_code` is set once, by the opening that created the space. Openings of one host share
+    its term; opening it as another host takes a newer term, and the older one appends no more.
     """
 
-    def __init__(self, place: Place, stamps: Stamps, *, create: bool) -> None:
+    def __init__(
+        self, place: Place, stamps: Stamps, *, create: bool, host: str = LOCAL_HOST
+    ) -> None:
         self.space = place.space
+        self.host = host
+        self._term: int | None = None
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
         self._seen: tuple[int, int] | None = None
-        log_file = place.data / "ledger.db"
-        is_missing = not log_file.exists() or log_file.stat().st_size == 0
-        if is_missing and not create:
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-        refuse_foreign(log_file)
-        if is_missing and (place.data / "keys.db").exists() and (place.state / "slots").exists():
-            self._refuse_lost_log(place)
+        self._look_before(place, create=create)
         _make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
@@ -80,23 +86,40 @@ class Log:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
             self._keyring.check()
+            self._attach()
             self._settle_keys()
             opened.pop_all()
 
     def close(self) -> None:
-        """Truncates the write-ahead logs and closes; safe beside other processes."""
+        """Truncates the write-ahead logs and closes; safe beside other processes.
+
+        While somebody holds the lock for longer, the files are left to the end of the process,
+        as after a kill: nothing may be checkpointed beside a writer.
+        """
         self.is_closed = True
-        with self._lock.held():
-            self._recorder.close()
-            self._keyring.close()
+        try:
+            with self._lock.held(CLOSE_WAIT_S):
+                self._recorder.close()
+                self._keyring.close()
+        except RefusedError:
+            _LEFT_OPEN.append(self)
+            say(logging.WARNING, "close", outcome="left to the end of the process")
 
     @contextmanager
     def deciding(self) -> Iterator[DecidingStore]:
-        """Holds the space's lock: read, decide and append as one (DESIGN 3)."""
+        """Holds the space's lock: read, decide and append as one (DESIGN 3).
+
+        Raises RefusedError (F6) once another host has taken a newer term.
+        """
         with self._recorder.deciding() as transaction:
             self._notice(transaction.head)
-            yield DecidingStore(transaction, self._keyring, self.space, self._stamps)
+            store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
+            if self._term is not None:
+                self._refuse_if_fenced(store)
+            yield store
             self._seen = (transaction.head.position, transaction.head.key_epoch)
+            if self._term is not None:
+                self._term = transaction.head.term
 
     @contextmanager
     def reading(self) -> Iterator[SealedStore]:
@@ -134,6 +157,8 @@ class Log:
         A crash at any step is finished by the next opening or rotation.
         """
         with self._lock.held():
+            with self.deciding():
+                pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
             self._keyring.begin_epoch(self._keyring.key_epoch + 1)
             self._settle_keys()
@@ -164,6 +189,29 @@ class Log:
             self._keyring.drop_cached()
             self._seen = (head.position, head.key_epoch)
 
+    def _look_before(self, place: Place, *, create: bool) -> None:
+        """Refuses what is not ours to open or to begin, before anything is put there."""
+        log_file = place.data / "ledger.db"
+        is_missing = not log_file.exists() or log_file.stat().st_size == 0
+        if is_missing and not create:
+            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
+        refuse_foreign(log_file)
+        if is_missing:
+            self._refuse_lost_log(place)
+
+    def _attach(self) -> None:
+        """Joins the term that this host holds, or takes a newer one."""
+        with self.deciding() as store:
+            if holder_of(store).host != self.host:
+                store.take_term(self.host, "attached", since=store.head.position + 1)
+        self._term = store.head.term
+
+    def _refuse_if_fenced(self, store: DecidingStore) -> None:
+        # A newer term of the same host is its own: one of its openings has reconciled.
+        if store.head.term != self._term and holder_of(store).host != self.host:
+            message = "another host has attached since; open the ledger again"
+            raise RefusedError(Refused(Refusal.EXECUTION_FENCED, message=message))
+
     def _open_keys(self, place: Place, *, is_new: bool) -> Keyring:
         path = place.data / "keys.db"
         if is_new:
@@ -177,6 +225,8 @@ class Log:
 
     def _refuse_lost_log(self, place: Place) -> None:
         """Keys without a log are an older space's: an empty one may not take its place."""
+        if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
+            return
         keyring = Keyring(
             place.data / "keys.db", place.space, SlotFile(place.state / "slots"), self._stamps
         )
@@ -212,6 +262,13 @@ class Log:
             if store.head.key_epoch != key_epoch:
                 store.append(Draft(KeysRotated(key_epoch=key_epoch)))
                 store.set_key_epoch(key_epoch)
+
+
+def holder_of(store: SealedStore) -> Attachment:
+    """Which host holds the term, and since which position."""
+    newest = store.select(TERM)
+    body = newest[0].body(Attachment) if newest else None
+    return body or Attachment(host=LOCAL_HOST, since=1)
 
 
 def _lost_log() -> Refused:

@@ -5,16 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import step_delivery
-from memoranda.ledger.case import Moment, Raw, Request
 from memoranda.ledger.commands import (
+    RECORD_COMMANDS,
     Accept,
     ChooseTier,
     Command,
     Commit,
+    CommitMany,
     ConflictCommand,
     Correct,
     Forget,
@@ -29,34 +28,36 @@ from memoranda.ledger.commands import (
     Retire,
     Revise,
     admit,
-    refusals_of,
 )
+from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.conflicts import ConflictSlice
-from memoranda.ledger.decisions import RecordSlice, Slice, decide
 from memoranda.ledger.entries import Draft, Event
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
-from memoranda.ledger.events import CandidatesDelivered, Delivery, Json
+from memoranda.ledger.events import CandidatesDelivered, Delivery
 from memoranda.ledger.forgetting import finish_forgets
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
-from memoranda.ledger.personal import AnyRecord, Record, Tombstone, record_id_of
+from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import (
     ConflictReceipt,
     DeliveryReceipt,
+    PreparedReceipt,
     Receipt,
     conflict_receipt_of,
-    receipt_of,
 )
+from memoranda.ledger.reconcile import Reconcile, Settled
+from memoranda.ledger.requests import Request, named_request, raw_request
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.transitions import change_between, change_of
 
+A = TypeVar("A", bound=Receipt | PreparedReceipt | ConflictReceipt | Refused)
 C = TypeVar("C", bound=Command)
-R = TypeVar("R", Receipt, ConflictReceipt)
+Q = TypeVar("Q", bound=Request | Command)
 
-RAW_INTENT: Json = {"name": "commit"}
+SHUTDOWN_WAIT_S = 4.0
+"""How long a closing waits for commits under way; with the lock's own wait below 10 s (PM 3.4)."""
 
 
 class Ledger:
@@ -66,11 +67,21 @@ class Ledger:
     answers with a receipt or a `Refused`. A refusal leaves no trace.
     """
 
-    def __init__(self, log: Log, stamps: Stamps, secrets: SecretPolicy = "refuse") -> None:
+    def __init__(
+        self, log: Log, stamps: Stamps, secrets: SecretPolicy = "refuse", ports: Ports = EMBEDDED
+    ) -> None:
         self._log = log
         self._stamps = stamps
         self._secrets = secrets
+        self._protocol = CommitProtocol(log, stamps, ports)
+        self._reconcile = Reconcile(log, stamps, self._protocol, ports)
         finish_forgets(log, stamps)
+
+    def close(self) -> None:
+        """Lets nobody begin, and waits for what is under way; what stays open can be resumed."""
+        self._protocol.writers.stop()
+        if not self._protocol.writers.drain(SHUTDOWN_WAIT_S):
+            say(logging.WARNING, "close", outcome="commits left to recovery")
 
     # -- records ----------------------------------------------------------------------------
 
@@ -112,19 +123,69 @@ class Ledger:
 
     def forget(self, caller: Caller, **request: object) -> Receipt | Refused:
         """Leaves a tombstone and removes keys and bodies; fields as in `commands.Forget`."""
-        answer = self._record(caller, Forget, request)
-        if isinstance(answer, Receipt):
-            finish_forgets(self._log, self._stamps)
-        return answer
+        return self._record(caller, Forget, request)
 
     def commit(self, caller: Caller, request: Mapping[str, object]) -> Receipt | Refused:
         """The one way in: `{id, key, expected, value}` of PM 1.7."""
-        commit = admit(Commit, request)
-        admitted = commit if isinstance(commit, Refused) else _raw_request(commit, self._secrets)
-        answer = self._decide_record(caller, admitted, "commit")
-        if isinstance(answer, Receipt) and answer.status == "forgotten":
-            finish_forgets(self._log, self._stamps)
-        return answer
+        return self._commit(caller, self._raw(request), "commit")
+
+    def prepare(
+        self, caller: Caller, request: Mapping[str, object]
+    ) -> PreparedReceipt | Receipt | Refused:
+        """Makes an intent durable, which holds its record until the same request is committed.
+
+        The request is `{id, key, expected, value}`, or a named command as `{name, …}`.
+        """
+
+        def prepared(admitted: Request) -> PreparedReceipt | Receipt | Refused:
+            return self._protocol.prepare(admitted, caller)
+
+        return self._answered("prepare", self._any(request), prepared)
+
+    def commit_many(
+        self,
+        caller: Caller,
+        requests: object,
+        *,
+        all_or_nothing: bool = False,
+    ) -> tuple[Receipt | Refused, ...] | Refused:
+        """Decides requests in order inside one durable write; each has its own answer.
+
+        Requests are as for `prepare`. A refusal undoes no other, unless `all_or_nothing` is asked
+        for: then the first one, named by its place, is the only answer, and nothing is written.
+        """
+        many = admit(CommitMany, {"requests": requests, "all_or_nothing": all_or_nothing})
+        if isinstance(many, Refused):
+            self._say("commit_many", many)
+            return many
+        try:
+            answers = self._decided_together(caller, many)
+            self._protocol.finish()
+        except RefusedError as error:
+            self._say("commit_many", error.refused)
+            return error.refused
+        refused = sum(isinstance(answer, Refused) for answer in answers)
+        say(logging.INFO, "commit_many", committed=len(answers) - refused, refused=refused)
+        return answers
+
+    def _decided_together(self, caller: Caller, many: CommitMany) -> tuple[Receipt | Refused, ...]:
+        admitted = [self._any(request) for request in many.requests]
+        if not self._protocol.is_embedded:
+            # Protections are one operation's: where a host holds its own, each has its own append.
+            return tuple(self._commit(caller, request, "commit") for request in admitted)
+        answers: list[Receipt | Refused] = []
+        with self._log.deciding() as store:
+            for place, request in enumerate(admitted):
+                answer = (
+                    request
+                    if isinstance(request, Refused)
+                    else self._protocol.decide(store, request, caller)
+                )
+                if many.all_or_nothing and isinstance(answer, Refused):
+                    field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
+                    raise RefusedError(replace(answer, field=field))
+                answers.append(answer)
+        return tuple(answers)
 
     # -- conflicts --------------------------------------------------------------------------
 
@@ -135,6 +196,20 @@ class Ledger:
     def resolve_conflict(self, caller: Caller, **request: object) -> ConflictReceipt | Refused:
         """Settles an open conflict; fields as in `commands.ResolveConflict`."""
         return self._conflict(caller, ResolveConflict, request)
+
+    # -- recovery ---------------------------------------------------------------------------
+
+    def reconcile(self, caller: Caller, request: Mapping[str, object]) -> Settled | Refused:
+        """Settles an operation that a crash left open; see `Reconcile.reconcile`."""
+        return self._reconcile.reconcile(caller, request)
+
+    def observe(self, caller: Caller) -> Refused | None:
+        """Takes in what foreign providers say of a caller that is about to read."""
+        try:
+            self._protocol.observe(caller)
+        except RefusedError as error:
+            return error.refused
+        return None
 
     # -- recall -----------------------------------------------------------------------------
 
@@ -157,33 +232,60 @@ class Ledger:
     def _record(
         self, caller: Caller, shape: type[RecordCommand], request: Mapping[str, object]
     ) -> Receipt | Refused:
-        command = self._admit(shape, request)
-        admitted = command if isinstance(command, Refused) else _named_request(command)
-        return self._decide_record(caller, admitted, shape.ACTION)
+        return self._commit(caller, self._named(shape, request), shape.ACTION)
 
-    def _decide_record(
-        self, caller: Caller, request: Request | Refused, name: str
-    ) -> Receipt | Refused:
+    def _commit(self, caller: Caller, request: Request | Refused, name: str) -> Receipt | Refused:
+        def committed(admitted: Request) -> Receipt | Refused:
+            return self._protocol.commit(admitted, caller)
+
+        return self._answered(name, request, committed)
+
+    def _named(
+        self, shape: type[RecordCommand], request: Mapping[str, object]
+    ) -> Request | Refused:
+        command = self._admit(shape, request)
+        return command if isinstance(command, Refused) else named_request(command)
+
+    def _raw(self, request: Mapping[str, object]) -> Request | Refused:
+        commit = admit(Commit, request)
+        return commit if isinstance(commit, Refused) else raw_request(commit, self._secrets)
+
+    def _any(self, request: Mapping[str, object]) -> Request | Refused:
+        if "name" not in request:
+            return self._raw(request)
+        shape = RECORD_COMMANDS.get(str(request["name"]))
+        if shape is None:
+            return Refused(Refusal.INVALID_REQUEST, "name", "is no command on a record")
+        fields = {field: value for field, value in request.items() if field != "name"}
+        return self._named(shape, fields)
+
+    def _answered(self, name: str, request: Q | Refused, answer: Callable[[Q], A]) -> A | Refused:
+        """An answer to an admitted request, with one log line at its end."""
         if isinstance(request, Refused):
             self._say(name, request)
             return request
-        space = self._log.space
-        return self._decide(
-            name, lambda moment: RecordSlice(request, caller, space, moment), receipt_of
-        )
+        try:
+            answered: A | Refused = answer(request)
+        except RefusedError as error:
+            answered = error.refused
+        except OutcomeUnknown as unknown:
+            say(logging.ERROR, name, outcome="unknown")
+            unknown.operation_id = request.operation_id
+            raise
+        self._say(name, answered)
+        return answered
 
     def _conflict(
         self, caller: Caller, shape: type[ConflictCommand], request: Mapping[str, object]
     ) -> ConflictReceipt | Refused:
-        command = self._admit(shape, request)
-        if isinstance(command, Refused):
-            self._say(shape.ACTION, command)
-            return command
-        return self._decide(
-            shape.ACTION,
-            lambda moment: ConflictSlice(command, caller, moment),
-            conflict_receipt_of,
-        )
+        def decided(command: Command) -> ConflictReceipt | Refused:
+            assert isinstance(command, OpenConflict | ResolveConflict), "admitted by its shape"
+            answer = self._protocol.decide_once(
+                lambda moment: ConflictSlice(command, caller, moment), caller
+            )
+            return conflict_receipt_of(answer) if isinstance(answer, Event) else answer
+
+        return self._answered(shape.ACTION, self._admit(shape, request), decided)
 
     def _admit(self, shape: type[C], request: Mapping[str, object]) -> C | Refused:
         command = admit(shape, request)
@@ -204,27 +306,9 @@ class Ledger:
             return screened
         return command if screened == texts else command.model_copy(update=screened)
 
-    def _decide(
-        self,
-        name: str,
-        slice_at: Callable[[Moment], Slice[R | Refused]],
-        receipt: Callable[[Event], R | Refused],
-    ) -> R | Refused:
-        """One decision under the lock, and one log line at its end."""
-        try:
-            with self._log.deciding() as store:
-                moment = Moment(store.clock, store.head.term, self._stamps.new_id)
-                decided = decide(store, slice_at(moment))
-                answer = receipt(decided) if isinstance(decided, Event) else decided
-        except RefusedError as error:
-            answer = error.refused
-        except OutcomeUnknown:
-            say(logging.ERROR, name, outcome="unknown")
-            raise
-        self._say(name, answer)
-        return answer
-
-    def _say(self, name: str, answer: Receipt | ConflictReceipt | Refused) -> None:
+    def _say(
+        self, name: str, answer: Receipt | PreparedReceipt | ConflictReceipt | Refused
+    ) -> None:
         # Numbers and codes only: a caller's ids may be personal.
         if isinstance(answer, Refused):
             say(logging.INFO, name, outcome="refused", refusal=answer.refusal.name)
@@ -252,78 +336,3 @@ def _note(store: DecidingStore, caller: Caller, noted: NoteDelivery) -> Delivery
         body = Delivery(step=noted.step, candidate_ids=noted.candidate_ids)
         position = store.append(Draft(CandidatesDelivered(), body, (delivery.tag,))).position
     return DeliveryReceipt(step=noted.step, candidate_ids=noted.candidate_ids, position=position)
-
-
-def _named_request(command: RecordCommand) -> Request:
-    """A named command as an operation on one record."""
-    match command:
-        case Propose() | Publish():
-            return Request(
-                command.operation_id,
-                record_id_of(command.key),
-                command.intent(),
-                change_of(command),
-                key=command.key,
-                revision=command.expected_revision if isinstance(command, Publish) else None,
-                conflicts_with=command.conflicts_with if isinstance(command, Propose) else (),
-            )
-        case Accept():
-            revision = command.inspected_revision
-        case _:
-            revision = command.expected_revision
-    return Request(
-        command.operation_id,
-        command.record_id,
-        command.intent(),
-        change_of(command),
-        revision=revision,
-        conflicts_with=command.conflicts_with if isinstance(command, Revise) else (),
-    )
-
-
-def _raw_request(commit: Commit, secrets: SecretPolicy) -> Request | Refused:
-    """A raw commit as an operation; only its limits and secrets are refused at the door."""
-    value = _read_record(commit.value)
-    if isinstance(value, Refused) and value.refusal is Refusal.LIMIT_EXCEEDED:
-        return value
-    texts = _texts(value) if isinstance(value, Record) else {}
-    screened = screen(texts, secrets)
-    if isinstance(screened, Refused):
-        return screened
-    if screened != texts:
-        # A raw value is the caller's to the byte; it cannot be redacted on the way in.
-        return Refused(Refusal.SECRET_DETECTED, "value.content")
-    expected = None if commit.expected is None else _read_record(commit.expected)
-    raw = Raw(
-        sent_expected=commit.expected,
-        sent_value=commit.value,
-        expected=None if isinstance(expected, Refused) else expected,
-        value=None if isinstance(value, Refused) else value,
-        fault=value if isinstance(value, Refused) else None,
-    )
-    is_readable = raw.value is not None and raw.is_expected_readable
-    return Request(
-        commit.id,
-        commit.key,
-        dict(RAW_INTENT),
-        change_between(raw.expected, raw.value) if is_readable and raw.value else None,
-        raw=raw,
-    )
-
-
-def _read_record(value: Mapping[str, object]) -> AnyRecord | Refused:
-    """The record in a raw value, or its first fault: F32, F20 for tombstones, else F19."""
-    is_tombstone = value.get("status") == "forgotten"
-    try:
-        return (Tombstone if is_tombstone else Record).model_validate(value)
-    except ValidationError as error:
-        form = Refusal.TOMBSTONE_INVALID if is_tombstone else Refusal.VALUE_INVALID
-        faults = refusals_of(error, form)
-        limits = [fault for fault in faults if fault.refusal is Refusal.LIMIT_EXCEEDED]
-        first = (limits or faults)[0]
-        return replace(first, field=f"value.{first.field}")
-
-
-def _texts(record: Record) -> dict[str, str]:
-    reasons = {f"value.rejections.{at}": r.reason for at, r in enumerate(record.rejections)}
-    return {"value.content": record.content, **reasons}

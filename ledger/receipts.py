@@ -5,8 +5,12 @@ from typing import Literal
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (
+    AbortBody,
     ConflictBody,
     ConflictChanged,
+    IntentBody,
+    OperationAborted,
+    OperationPrepared,
     RecordBody,
     RecordCommitted,
     Status,
@@ -35,8 +39,47 @@ class Receipt(Value):
     binding_id: str | None
     epoch: int
     decided_at: str
-    outcome: Literal["committed", "aborted"]
-    reason: str | None
+    outcome: Literal["committed"] = "committed"
+    reason: None = None
+    position: int
+    replayed: bool = False
+
+
+class AbortReceipt(Value):
+    """A prepared operation that ended without effect: the same fields, those of effects None.
+
+    `reason` is the person's where a reconcile decided, else the rule that refused it.
+    """
+
+    operation_id: str
+    intent_digest: str
+    record_id: str
+    from_revision: None = None
+    to_revision: None = None
+    status: None = None
+    record_digest: None = None
+    session_id: str
+    item_id: str | None
+    authorization_id: str | None
+    binding_id: str | None
+    epoch: int
+    decided_at: str
+    outcome: Literal["aborted"] = "aborted"
+    refusal: str
+    reason: str
+    position: int
+    replayed: bool = False
+
+
+class PreparedReceipt(Value):
+    """A durable intent: it holds its record until it is committed, aborted or reconciled."""
+
+    operation_id: str
+    intent_digest: str
+    record_id: str
+    to_revision: int
+    epoch: int
+    prepared_at: str
     position: int
     replayed: bool = False
 
@@ -72,7 +115,7 @@ def receipt_of(event: Event, *, replayed: bool = False) -> Receipt:
     digest = event.row.commitment.hex()
     return Receipt(
         operation_id=body.operation_id if body else None,
-        intent_digest=digest,
+        intent_digest=header.intent or digest,
         record_id=str(body.value["id"]) if body else None,
         from_revision=header.from_revision,
         to_revision=header.to_revision,
@@ -84,8 +127,46 @@ def receipt_of(event: Event, *, replayed: bool = False) -> Receipt:
         binding_id=actor.binding_id if actor else None,
         epoch=header.term,
         decided_at=time_text(moment_of(event.recorded_at)),
-        outcome=header.outcome,
-        reason=None,
+        position=event.position,
+        replayed=replayed,
+    )
+
+
+def abort_receipt_of(event: Event, *, replayed: bool = False) -> AbortReceipt:
+    """The receipt of an abort; its body is the space's own and outlives every forget."""
+    header, body = event.header, event.body(AbortBody)
+    assert isinstance(header, OperationAborted), "aborts are one type of event"
+    assert body is not None, "the space's own bodies stay"
+    refusal = Refusal[header.refusal]
+    return AbortReceipt(
+        operation_id=body.operation_id,
+        intent_digest=header.intent,
+        record_id=body.record_id,
+        session_id=body.actor.session_id,
+        item_id=body.actor.item_id,
+        authorization_id=body.actor.authorization_id,
+        binding_id=body.actor.binding_id,
+        epoch=header.term,
+        decided_at=time_text(moment_of(event.recorded_at)),
+        refusal=refusal.code,
+        reason=body.reason or refusal.rule,
+        position=event.position,
+        replayed=replayed,
+    )
+
+
+def prepared_receipt_of(event: Event, *, replayed: bool = False) -> PreparedReceipt:
+    """What is known of an open intent."""
+    header, body = event.header, event.body(IntentBody)
+    assert isinstance(header, OperationPrepared), "intents are one type of event"
+    assert body is not None, "an open intent has its body"
+    return PreparedReceipt(
+        operation_id=body.operation_id,
+        intent_digest=event.row.commitment.hex(),
+        record_id=str(body.value["id"]),
+        to_revision=header.to_revision,
+        epoch=header.term,
+        prepared_at=time_text(moment_of(event.recorded_at)),
         position=event.position,
         replayed=replayed,
     )

@@ -38,8 +38,8 @@ class Snapshot(Protocol):
 
     head: Head
 
-    def latest(self, tag: str, event_type: str) -> Row | None:
-        """The newest event of one type under a tag; its cost does not grow with the others."""
+    def latest(self, tag: str, event_types: Sequence[str]) -> Row | None:
+        """The newest event of some types under a tag; its cost does not grow with the others."""
         ...
 
     def read(
@@ -89,6 +89,10 @@ class Transaction(Snapshot, Protocol):
 
     def set_key_epoch(self, key_epoch: int) -> None:
         """Names the key epoch in force in the head row."""
+        ...
+
+    def set_term(self, term: int) -> None:
+        """Names the term in force in the head row."""
         ...
 
 

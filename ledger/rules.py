@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import rfc8785
 
-from memoranda.ledger.authority import role_refusal
+from memoranda.ledger.authority import is_by, role_refusal
 from memoranda.ledger.candidates import (
     Asking,
     history_of,
@@ -14,12 +14,23 @@ from memoranda.ledger.candidates import (
     source_refusal,
     stored_in,
 )
-from memoranda.ledger.case import Case, Raw, operation_selector
+from memoranda.ledger.case import Case
 from memoranda.ledger.commands import SourceRef
+from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import ConflictBody, ConflictChanged, RecordBody, RecordCommitted
+from memoranda.ledger.events import (
+    ConflictBody,
+    ConflictChanged,
+    IntentBody,
+    Json,
+    OperationAborted,
+    OperationPrepared,
+    RecordBody,
+    RecordCommitted,
+)
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.receipts import Receipt, receipt_of
+from memoranda.ledger.requests import Raw
 from memoranda.ledger.sources import PREFIX, overlapping_any
 from memoranda.ledger.transitions import is_allowed_from
 
@@ -34,13 +45,37 @@ def _role(case: Case) -> Answer:
 
 def _identity(case: Case) -> Answer:
     """The operation's first receipt, F21 or F22: an id stands for one content, for ever."""
-    earlier = case.seen.one(operation_selector(case.request.operation_id))
+    earlier = case.earlier
     if earlier is None:
         return None
-    if isinstance(earlier.header, ConflictChanged):
-        is_erased = earlier.body(ConflictBody) is None
-        refusal = Refusal.RECEIPT_SUPERSEDED if is_erased else Refusal.OPERATION_CONFLICT
-        return Refused(refusal, "operation_id")
+    match earlier.header:
+        case ConflictChanged():
+            is_erased = earlier.body(ConflictBody) is None
+            refusal = Refusal.RECEIPT_SUPERSEDED if is_erased else Refusal.OPERATION_CONFLICT
+            return Refused(refusal, "operation_id")
+        case OperationAborted(refusal=name):
+            return Refused(Refusal[name], "operation_id", ABORTED)
+        case OperationPrepared():
+            is_own = is_resumed(case)
+            return None if is_own else Refused(Refusal.OPERATION_CONFLICT, "operation_id")
+        case _:
+            return _replay(case, earlier)
+
+
+ABORTED = "was aborted by this rule, and stays so; a new intent takes a new id"
+
+
+def is_resumed(case: Case) -> bool:
+    """Whether this is the open operation again, from the one who prepared it."""
+    prepared = case.prepared
+    return (
+        prepared is not None
+        and is_by(prepared.actor, case.caller)
+        and _is_same_content(case, prepared)
+    )
+
+
+def _replay(case: Case, earlier: Event) -> Answer:
     current = case.seen.one(owner_of(earlier))
     assert current is not None, "a record that had an operation has a newest event"
     assert isinstance(current.header, RecordCommitted), "one type of event holds records"
@@ -54,7 +89,7 @@ def _identity(case: Case) -> Answer:
     return receipt_of(earlier, replayed=True) if is_current else superseded
 
 
-def _is_same_content(case: Case, body: RecordBody) -> bool:
+def _is_same_content(case: Case, body: IntentBody) -> bool:
     raw = case.request.raw
     if raw is None:
         return body.command == case.request.intent
@@ -194,7 +229,7 @@ def _successor(case: Case) -> Answer:
     if isinstance(case.successor, Refused):
         return case.successor
     raw = case.request.raw
-    for other_id in case.request.conflicts_with:
+    for other_id in case.conflicts_with:
         other = stored_in(case.seen.one(newest_of(other_id)))
         if other is None or isinstance(other.value, Tombstone):
             return Refused(Refusal.NOT_FOUND, "conflicts_with")
@@ -249,7 +284,9 @@ def _rejection_refusal(case: Case, source: SourceRef) -> Refusal | None:
 
 
 def _expected(case: Case) -> Answer:
-    """F17: a raw commit names the exact previous record, and an opening finds no live one."""
+    """F23 while another operation holds the record; F17 unless `expected` is the record."""
+    if case.is_held:
+        return Refused(Refusal.OUTCOME_UNKNOWN, "key", "another operation holds the record")
     raw, stored = case.request.raw, case.stored
     if raw is None:
         is_taken = stored is not None and stored.value.status in _LIVE
@@ -266,6 +303,31 @@ def _conflicts(case: Case) -> Answer:
     return Refused(Refusal.CONFLICT_UNRESOLVED) if is_open else None
 
 
+def _fence(case: Case) -> Answer:
+    """F6 and F29 at the commit point: protections held, authority from the data sets bound."""
+    if case.moment.is_fenced:
+        return Refused(Refusal.EXECUTION_FENCED)
+    binding = case.guards.binding
+    rests_on_the_binding = case.guards.role != "client" or any(
+        source.kind == "personal_message" for source in case.cited
+    )
+    if binding is None or not rests_on_the_binding:
+        return None
+    is_bound = binding.data_sets == case.moment.data_sets
+    return None if is_bound else Refused(Refusal.BINDING_MISMATCH)
+
+
+def _as_prepared(case: Case) -> Answer:
+    """F17: what is written now is what was prepared, to the byte."""
+    prepared = case.prepared
+    is_same = prepared is None or canonical(_json(case.value)) == canonical(prepared.value)
+    return None if is_same else _conflict(case, "value")
+
+
+def _json(value: AnyRecord) -> Json:
+    return value.model_dump(mode="json")
+
+
 RULES: Sequence[Callable[[Case], Answer]] = (
     _role,
     _identity,
@@ -277,6 +339,8 @@ RULES: Sequence[Callable[[Case], Answer]] = (
     _sources,
     _expected,
     _conflicts,
+    _as_prepared,
+    _fence,
 )
 
 

@@ -2,17 +2,28 @@
 
 from collections.abc import Iterable, Sequence
 from struct import pack
+from typing import Literal
 
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault
-from memoranda.ledger.events import Header, Value, read_body, stored_types
+from memoranda.ledger.events import (
+    Attachment,
+    Header,
+    TermTaken,
+    Value,
+    read_body,
+    stored_types,
+)
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
 from memoranda.ledger.stamps import Stamps
+
+TERM = Selector(Tag("term", ""), (TermTaken,))
+"""Which host holds the term; none before a host first attached under a name."""
 
 
 class SealedStore:
@@ -34,8 +45,8 @@ class SealedStore:
         if not selector.newest:
             rows = self._snapshot.read(DCBQuery([DCBQueryItem(types, [tag])]), after)
         else:
-            found = (self._snapshot.latest(tag, event_type) for event_type in types)
-            rows = sorted((row for row in found if row), key=lambda row: row.position)[-1:]
+            newest = self._snapshot.latest(tag, types)
+            rows = [newest] if newest else []
         for row in rows:
             if tag not in row.tags or row.type not in types:
                 raise IntegrityFault(f"position {row.position}: a tag leads to another event")
@@ -175,6 +186,13 @@ class DecidingStore(SealedStore):
     def set_key_epoch(self, key_epoch: int) -> None:
         """Names the key epoch in force, for every reader to compare."""
         self._transaction.set_key_epoch(key_epoch)
+
+    def take_term(self, host: str, cause: Literal["attached", "reconciled"], since: int) -> None:
+        """Raises the term for a host; whoever holds an older one appends nothing from here."""
+        term = self.head.term + 1
+        body = Attachment(host=host, since=since)
+        self.append(Draft(TermTaken(term=term, cause=cause), body, (TERM.tag,)))
+        self._transaction.set_term(term)
 
 
 def body_identity(space: str, row: Row) -> bytes:

@@ -121,15 +121,16 @@ class SpaceLock:
         self._depth = 0
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, wait_s: float | None = None) -> Iterator[None]:
         """Holds the lock; raises RefusedError (busy) after the wait. Reentrant in its thread."""
-        if not self._thread_lock.acquire(timeout=self._wait_s):
+        wait_s = self._wait_s if wait_s is None else wait_s
+        if not self._thread_lock.acquire(timeout=wait_s):
             raise RefusedError(Refused(Refusal.BUSY))
         try:
             if self._depth:
                 yield
                 return
-            descriptor = self._flock()
+            descriptor = self._flock(wait_s)
             self._depth = 1
             try:
                 yield
@@ -139,7 +140,7 @@ class SpaceLock:
         finally:
             self._thread_lock.release()
 
-    def _flock(self) -> int:
+    def _flock(self, wait_s: float) -> int:
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -147,10 +148,10 @@ class SpaceLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._wait_for(descriptor)
+            return self._wait_for(descriptor, wait_s)
         return descriptor
 
-    def _wait_for(self, descriptor: int) -> int:
+    def _wait_for(self, descriptor: int, wait_s: float) -> int:
         # flock knows no deadline, so a thread waits in our place; one that comes too late
         # closes its descriptor, which gives the lock back.
         acquired, abandoned, hand_over = threading.Event(), threading.Event(), threading.Lock()
@@ -163,7 +164,7 @@ class SpaceLock:
                 acquired.set()
 
         threading.Thread(target=wait, daemon=True).start()
-        if not acquired.wait(self._wait_s):
+        if not acquired.wait(wait_s):
             with hand_over:
                 if not acquired.is_set():
                     abandoned.set()

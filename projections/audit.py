@@ -13,9 +13,12 @@ from memoranda.ledger.events import (
     ForgetCompleted,
     KeysRotated,
     MessageCaptured,
-    OperationBody,
+    NamedBody,
+    OperationAborted,
+    OperationPrepared,
     RecordBody,
     RecordCommitted,
+    TermTaken,
     Value,
 )
 from memoranda.ledger.log import FIRST_KEY_EPOCH, Log
@@ -125,6 +128,8 @@ class Verifier:
         self._removed_keys: dict[str, int] = {}
         self._completed = 0
         self._key_epoch = FIRST_KEY_EPOCH
+        self._term = 0
+        self._prepared: dict[str, str] = {}
         self._tags: set[tuple[int, str, str]] = set()
         self._tags_through = 0
         self._views: tuple[View, ...] = ()
@@ -211,13 +216,16 @@ class Verifier:
         self._body(event, is_open=body is not None)
         if isinstance(event.header, RecordCommitted):
             self._record(store, event, body)
+        self._term_of(event)
+        self._intent(event)
         if isinstance(event.header, ForgetCompleted):
             self._completed = event.header.through
         if isinstance(event.header, KeysRotated):
             self._rotation(event, event.header.key_epoch)
-        if isinstance(body, OperationBody):
+        operation = event.tag("personal:op")
+        if isinstance(body, NamedBody) and operation:
             self._names(store, event, Tag("personal:op", body.operation_id))
-        if operation := event.tag("personal:op"):
+        if operation and not isinstance(event.header, OperationPrepared):
             self._once(event, operation.blind or "")
         for view in self._views:
             view.apply(self._computed[view.name], event)
@@ -236,6 +244,28 @@ class Verifier:
         if key_epoch <= self._key_epoch:
             self.find(event.position, "epoch", f"key epoch {key_epoch} was there already")
         self._key_epoch = key_epoch
+
+    def _term_of(self, event: Event) -> None:
+        """Every append carries the term in force; a new one is higher by one."""
+        term = getattr(event.header, "term", self._term)
+        is_taken = isinstance(event.header, TermTaken)
+        if term != self._term + is_taken:
+            self.find(event.position, "term", f"is written under term {term}, not {self._term}")
+        self._term = term
+
+    def _intent(self, event: Event) -> None:
+        """An end is of exactly the intent that was prepared; an abort explains its lost body."""
+        header, operation = event.header, event.tag("personal:op")
+        name = (operation.blind if operation else None) or ""
+        if isinstance(header, OperationPrepared):
+            self._prepared[name] = event.row.commitment.hex()
+        if not isinstance(header, OperationAborted | RecordCommitted):
+            return
+        if self._prepared.get(name) != header.intent:
+            self.find(event.position, "receipt", "it is not of the intent that was prepared")
+        if isinstance(header, OperationAborted):
+            self._explained[name] = event.position
+            self._removed_keys.update(dict.fromkeys(header.removed_keys, event.position))
 
     def _once(self, event: Event, operation: str) -> None:
         if operation in self._operations:
@@ -286,6 +316,8 @@ class Verifier:
             self.find(store.head.position, "head", "the head row is not at the last event")
         if store.head.key_epoch != self._key_epoch:
             self.find(store.head.position, "head", f"the key epoch of the log is {self._key_epoch}")
+        if store.head.term != self._term:
+            self.find(store.head.position, "head", f"the term of the log is {self._term}")
         # A damaged row may hold anything in place of its tag.
         for position, tag, _ in sorted(self._tags, key=repr):
             if position <= self._tip.position:

@@ -20,8 +20,12 @@ from memoranda.ledger.events import (
     Actor,
     Conflict,
     ConflictChanged,
+    IntentBody,
     Json,
+    NamedBody,
+    OperationAborted,
     OperationBody,
+    OperationPrepared,
     RecordBody,
     RecordCommitted,
     Status,
@@ -31,8 +35,10 @@ from memoranda.ledger.guards import Guards, reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import AnyRecord, Record
 from memoranda.ledger.receipts import (
+    AbortReceipt,
     ConflictReceipt,
     Receipt,
+    abort_receipt_of,
     conflict_receipt_of,
     receipt_of,
 )
@@ -71,9 +77,9 @@ class OperationRead(Value):
     operation on a conflict, which changes no revision, it is the command.
     """
 
-    state: Literal["committed"]
+    state: Literal["prepared", "committed", "aborted"]
     intent: Json | None
-    receipt: Receipt | ConflictReceipt | None
+    receipt: Receipt | ConflictReceipt | AbortReceipt | None
     is_current: bool
     current_revision: int | None
 
@@ -138,21 +144,52 @@ class History:
             found = store.select(operation_selector(operation_id))
             if not found:
                 return Refused(Refusal.NOT_FOUND, "operation_id")
-            event = found[0]
-            body = event.body(OperationBody)
-            if not _is_own(body, guards):
+            if not _is_own(found[0].body(NamedBody), guards):
                 return Refused(Refusal.NOT_FOUND, "operation_id")
-            if isinstance(event.header, ConflictChanged):
-                return _conflict_operation(event, body)
-            (current,) = store.select(owner_of(event))
-            assert isinstance(current.header, RecordCommitted), "one type of event holds records"
+            return operation_read(store, found[0])
+
+
+def operation_read(store: SealedStore, event: Event) -> OperationRead:
+    """An operation by its newest event."""
+    match event.header:
+        case ConflictChanged():
+            return _conflict_operation(event)
+        case OperationPrepared():
+            return _unsettled(store, event)
+        case OperationAborted():
             return OperationRead(
-                state="committed",
-                intent=_intent(store, event),
-                receipt=receipt_of(event),
-                is_current=current.position == event.position,
-                current_revision=current.header.to_revision,
+                state="aborted",
+                intent=None,
+                receipt=abort_receipt_of(event),
+                is_current=False,
+                current_revision=None,
             )
+        case _:
+            return _committed(store, event)
+
+
+def _committed(store: SealedStore, event: Event) -> OperationRead:
+    (current,) = store.select(owner_of(event))
+    assert isinstance(current.header, RecordCommitted), "one type of event holds records"
+    return OperationRead(
+        state="committed",
+        intent=_intent(store, event),
+        receipt=receipt_of(event),
+        is_current=current.position == event.position,
+        current_revision=current.header.to_revision,
+    )
+
+
+def _unsettled(store: SealedStore, event: Event) -> OperationRead:
+    current = store.select(owner_of(event))
+    header = current[0].header if current else None
+    return OperationRead(
+        state="prepared",
+        intent=_intent(store, event),
+        receipt=None,
+        is_current=False,
+        current_revision=header.to_revision if isinstance(header, RecordCommitted) else None,
+    )
 
 
 def read_of(store: SealedStore, stored: Stored, now_text: str) -> RecordRead:
@@ -185,7 +222,7 @@ def _revision(event: Event) -> RevisionRead:
 
 
 def _intent(store: SealedStore, event: Event) -> Json | None:
-    body = event.body(RecordBody)
+    body = event.body(IntentBody)
     if body is None:
         return None
     record_id = str(body.value["id"])
@@ -200,8 +237,8 @@ def _intent(store: SealedStore, event: Event) -> Json | None:
     return {"id": body.operation_id, "key": record_id, "expected": expected, "value": body.value}
 
 
-def _conflict_operation(event: Event, body: OperationBody | None) -> OperationRead:
-    receipt = conflict_receipt_of(event)
+def _conflict_operation(event: Event) -> OperationRead:
+    body, receipt = event.body(OperationBody), conflict_receipt_of(event)
     return OperationRead(
         state="committed",
         intent=body.command if body else None,
@@ -211,7 +248,7 @@ def _conflict_operation(event: Event, body: OperationBody | None) -> OperationRe
     )
 
 
-def _is_own(body: OperationBody | None, guards: Guards) -> bool:
+def _is_own(body: NamedBody | None, guards: Guards) -> bool:
     """A model sees its own intents, by item across its sessions; of an erased one nothing tells."""
     if guards.role in {"client", "auditor"}:
         return True

@@ -15,6 +15,8 @@ from memoranda.ledger.events import (
     CandidatesDelivered,
     ConflictChanged,
     Delivery,
+    OperationAborted,
+    OperationPrepared,
     RecordBody,
     RecordCommitted,
     Value,
@@ -47,8 +49,8 @@ class RecordsView:
     """One row per record by its blind tag: positions, states and times, no content."""
 
     name: ClassVar[str] = "records"
-    version: ClassVar[int] = 2
-    tables: ClassVar[tuple[str, ...]] = ("records", "counters")
+    version: ClassVar[int] = 3
+    tables: ClassVar[tuple[str, ...]] = ("records", "counters", "open_operations")
     schema: ClassVar[str] = """
 CREATE TABLE records (
     record        TEXT PRIMARY KEY,
@@ -66,7 +68,8 @@ CREATE TABLE records (
 CREATE INDEX records_in_order ON records
     (status, tier, newest_source DESC, id, position, size, effective_at, expires_at);
 CREATE INDEX records_by_id ON records (id);
-CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL)
+CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL);
+CREATE TABLE open_operations (operation TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID
 """
 
     def begin(self, connection: sqlite3.Connection, _: sqlite3.Connection | None = None) -> None:
@@ -82,12 +85,22 @@ CREATE TABLE counters (deliveries INTEGER NOT NULL, changed INTEGER NOT NULL)
                 connection.execute(_DELIVER, (id_bytes(record_id),))
         if isinstance(event.header, RecordCommitted | ConflictChanged):
             connection.execute("UPDATE counters SET changed = ?", (event.position,))
+        self._note_operation(connection, event)
         if isinstance(event.header, RecordCommitted):
             tag = event.tag("personal:rec")
             if tag is None:
                 raise IntegrityFault(f"position {event.position}: a record's event without its tag")
             row = (tag.blind, event.position, event.header.status, *_facts(event.body(RecordBody)))
             connection.execute(_PUT, row)
+
+    def _note_operation(self, connection: sqlite3.Connection, event: Event) -> None:
+        """Keeps the operations that were prepared and have no end."""
+        header, operation = event.header, event.tag("personal:op")
+        name = operation.blind if operation else None
+        if isinstance(header, OperationPrepared):
+            connection.execute(_OPEN, (name, event.position))
+        elif isinstance(header, OperationAborted | RecordCommitted) and header.intent:
+            connection.execute("DELETE FROM open_operations WHERE operation = ?", (name,))
 
 
 def id_bytes(record_id: str) -> bytes:
@@ -129,6 +142,7 @@ ON CONFLICT (record) DO UPDATE SET
     status = excluded.status, newest_source = excluded.newest_source,
     effective_at = excluded.effective_at, expires_at = excluded.expires_at
 """
+_OPEN = "INSERT OR REPLACE INTO open_operations VALUES (?, ?)"
 _DELIVER = """
 UPDATE records SET delivery = (SELECT deliveries FROM counters)
  WHERE status = 'candidate' AND id = ?

@@ -113,9 +113,24 @@ def live(memory: Memory) -> None:
     assert (
         memory.resolve_conflict(conflict.conflict_id, "keep_both", SECRETS[5]).state == "resolved"
     )
+    settle(memory, primary, home.record_id)
     step = primary.recall("language", step="step-1")
     assert primary.note_delivery(step).candidate_ids == (tea.record_id,)
     assert memory.rotate_keys() == 2
+
+
+def settle(memory: Memory, primary: Memory, home: str) -> None:
+    """One operation that was prepared and committed, one that was aborted."""
+    intent = {"name": "correct", "operation_id": "op-prepared", "record_id": home}
+    source = f"personal-message:{SESSION}:5"
+    intent |= {"expected_revision": 4, "content": SECRETS[1] + "!", "sources": [source]}
+    assert primary.prepare(intent).to_revision == 5
+    prepared = primary.operation("op-prepared").intent
+    assert primary.commit(prepared).to_revision == 5
+    lost = {"name": "publish", "operation_id": "op-lost", "key": "lost", "content": SECRETS[4]}
+    assert memory.prepare(lost).to_revision == 1
+    settled = memory.reconcile("op-lost", writers_stopped=True, reason=SECRETS[5])
+    assert settled.outcome == "aborted"
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +176,7 @@ def test_a_log_of_every_kind_of_event_has_no_findings(books):
     assert not report.is_truncated
     ((events,),) = books.ask("SELECT count(*) FROM events")
     ((bodies,),) = books.ask("SELECT count(*) FROM bodies")
-    assert (report.events, report.opened, report.erased) == (events, bodies, 2)
+    assert (report.events, report.opened, report.erased) == (events, bodies, 3)
     assert (report.position, report.key_epoch, report.records) == (events, 2, 6)
 
 
@@ -300,7 +315,7 @@ def test_a_change_of_the_log_is_found_without_the_views(books, what):
 
 
 def test_a_forget_whose_completion_cannot_be_read_is_not_served(books):
-    position = books.one(COMPLETED)
+    ((position,),) = books.ask("SELECT max(position) FROM events WHERE type = ?", COMPLETED)
 
     books.change(books.log, event("header = x'7b'"), position)
 

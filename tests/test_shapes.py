@@ -11,7 +11,9 @@ from memoranda.ledger.entries import Draft, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refused
 from memoranda.ledger.events import (
     SHAPES,
+    AbortBody,
     Actor,
+    Attachment,
     Authorization,
     AuthorizationChanged,
     Binding,
@@ -21,18 +23,25 @@ from memoranda.ledger.events import (
     Conflict,
     ConflictBody,
     ConflictChanged,
+    DataSets,
     Delivery,
     ForgetCompleted,
     Header,
+    IntentBody,
     KeysRotated,
     Message,
     MessageCaptured,
     MessageHidden,
+    OperationAborted,
+    OperationPrepared,
+    ReconcileBody,
+    ReconcileRecorded,
     RecordBody,
     RecordCommitted,
     SpaceCreated,
     Task,
     TaskChanged,
+    TermTaken,
     Upcaster,
     Value,
     read_body,
@@ -150,6 +159,57 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
                 earlier_rejections=(),
             ),
         ),
+        (
+            RecordCommitted(
+                family="personal",
+                outcome="committed",
+                from_revision=None,
+                to_revision=1,
+                status="candidate",
+                term=2,
+                removed_keys=(),
+                intent="ef" * 32,
+            ),
+            None,
+        ),
+    ],
+    "operation.prepared/1": [
+        (
+            OperationPrepared(family="personal", to_revision=2, term=3),
+            IntentBody(
+                operation_id="op-5",
+                actor=ITEM,
+                command={"name": "revise", "content": "I moved to Kyoto 🥜"},
+                key="home",
+                expected="ab" * 32,
+                value=RECORD.model_dump(mode="json"),
+            ),
+        )
+    ],
+    "operation.aborted/1": [
+        (
+            OperationAborted(
+                family="personal",
+                outcome="aborted",
+                refusal="EXECUTION_FENCED",
+                intent="ab" * 32,
+                term=4,
+                removed_keys=("a2V5LTE=",),
+            ),
+            AbortBody(operation_id="op-5", actor=ITEM, record_id=HOME, reason="host crashed"),
+        )
+    ],
+    "term.taken/1": [
+        (
+            TermTaken(term=4, cause="reconciled"),
+            Attachment(host="backend-1", since=17),
+        )
+    ],
+    "reconcile.recorded/1": [
+        (
+            ReconcileRecorded(),
+            ReconcileBody(operation_id="op-5", actor=PRIMARY, reason="host crashed"),
+        )
     ],
     "conflict.changed/1": [
         (
@@ -209,7 +269,17 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
             ),
         )
     ],
-    "binding.changed/1": [(BindingChanged(), Binding(binding_id="bind-1", session_id="s-main-1"))],
+    "binding.changed/1": [
+        (BindingChanged(), Binding(binding_id="bind-1", session_id="s-main-1")),
+        (
+            BindingChanged(),
+            Binding(
+                binding_id="bind-2",
+                session_id="s-main-2",
+                data_sets=DataSets(conversations="chats-1", tasks="jobs-1", authorizations=None),
+            ),
+        ),
+    ],
     "task.changed/1": [
         (
             TaskChanged(),
@@ -289,7 +359,7 @@ def test_what_is_written_today_has_the_stored_shape(event_type):
 
 
 def test_stored_records_read_into_the_values_they_meant():
-    live, gone = (example["body"]["value"] for example in golden("record.committed/1"))
+    live, gone = (example["body"]["value"] for example in golden("record.committed/1")[:2])
 
     assert Record.model_validate(live) == RECORD
     assert Tombstone.model_validate(gone) == TOMBSTONE

@@ -18,7 +18,7 @@ from memoranda.tools.cli_run import Json, Run, run_of
 from memoranda.tools.render import visible
 
 if TYPE_CHECKING:
-    from memoranda.ledger.hosting import CaptureReceipt
+    from memoranda.ledger.capturing import CaptureReceipt
     from memoranda.tools.memory import Memory
 
 POLL_S = 0.2

@@ -7,6 +7,7 @@ from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log, Place
 from memoranda.ledger.operations import Ledger
+from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
@@ -19,6 +20,7 @@ from memoranda.projections.records import Records, RecordsView
 from memoranda.projections.remnants import Remnants
 from memoranda.projections.search import Search
 from memoranda.projections.story import Story
+from memoranda.projections.unfinished import Unfinished
 from memoranda.projections.views import View, ViewFile
 from memoranda.tools.parts import Parts
 from memoranda.tools.reading import Reading
@@ -42,6 +44,7 @@ class Memory(Writing, Reading):
     def close(self) -> None:
         """Closes the files; what was answered is durable already. Closing twice is harmless."""
         if not self._parts.log.is_closed:
+            self._parts.ledger.close()
             self._parts.views.close()
             self._parts.log.close()
 
@@ -90,26 +93,31 @@ def open_memory(
     state: Path | str | None = None,
     create: bool = True,
     stamps: Stamps | None = None,
+    ports: Ports = EMBEDDED,
     **settings: object,
 ) -> Memory:
     """Opens one person's memory as the person's own client; creates it when it is new.
 
-    What is not given comes from `MEMORANDA_…` variables, `config.toml`, then the defaults. Raises
+    `ports` are the providers of a host that owns conversations, tasks or authorizations. What is
+    not given comes from `MEMORANDA_…` variables, `config.toml`, then the defaults. Raises
     RefusedError when the ledger cannot be opened, with the rule and the place.
     """
     return assemble(
         load_settings(space=space, data=data, state=state, **settings),
         stamps or Stamps(),
         create=create,
+        ports=ports,
     )
 
 
-def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
+def assemble(
+    settings: Settings, stamps: Stamps, *, create: bool, ports: Ports = EMBEDDED
+) -> Memory:
     """Puts the parts of one ledger together."""
     place = Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
-    log = Log(place, stamps, create=create)
+    log = Log(place, stamps, create=create, host=settings.host)
     try:
-        ledger = Ledger(log, stamps, settings.secrets)
+        ledger = Ledger(log, stamps, settings.secrets, ports)
         views = ViewFile(place.data / "views.db", place.space)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
@@ -127,6 +135,7 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
             search=Search(log, views, stamps),
             query=Query(log, views, stamps),
             remnants=Remnants(log, place),
+            unfinished=Unfinished(log, views, stamps),
             checked=checked,
             stamps=stamps,
         )

@@ -16,6 +16,7 @@ from memoranda.projections.records import Records
 from memoranda.projections.remnants import Remnants
 from memoranda.projections.search import Search
 from memoranda.projections.story import Story
+from memoranda.projections.unfinished import Unfinished
 from memoranda.projections.views import View, ViewFile
 
 
@@ -36,6 +37,7 @@ class Parts:
     search: Search
     query: Query
     remnants: Remnants
+    unfinished: Unfinished
     checked: tuple[View, ...]
     stamps: Stamps
 

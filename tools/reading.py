@@ -10,8 +10,9 @@ from memoranda.projections.recall import StepRecall
 from memoranda.projections.records import LIST_MAX
 from memoranda.projections.remnants import Proof
 from memoranda.projections.search import FOUND_DEFAULT, Found
+from memoranda.projections.unfinished import OperationLine
 from memoranda.projections.zones import ZoneName
-from memoranda.tools.parts import Seat
+from memoranda.tools.parts import Parts, Seat
 
 
 class Status(Value):
@@ -31,52 +32,58 @@ class Reading(Seat):
 
     def read(self, record_id: str, *, include_inactive: bool = False) -> RecordRead | Refused:
         """One record with its open conflicts."""
-        return self._parts.history.read(self.caller, record_id, include_inactive=include_inactive)
+        return self._fresh.history.read(self.caller, record_id, include_inactive=include_inactive)
 
     def revisions(self, record_id: str) -> tuple[RevisionRead, ...] | Refused:
         """Every revision of a record, in order."""
-        return self._parts.history.revisions(self.caller, record_id)
+        return self._fresh.history.revisions(self.caller, record_id)
 
     def operation(self, operation_id: str) -> OperationRead | Refused:
         """An operation with its first content and its receipt."""
-        return self._parts.history.operation(self.caller, operation_id)
+        return self._fresh.history.operation(self.caller, operation_id)
+
+    def operations(
+        self, *, state: str | None = None, limit: int = LIST_MAX
+    ) -> tuple[OperationLine, ...] | Refused:
+        """Operations without their content: open ones with their ages, then the latest ends."""
+        return self._parts.unfinished.listed(self.caller, state=state, limit=limit)
 
     def records(
         self, *, include_inactive: bool = False, limit: int = LIST_MAX
     ) -> tuple[RecordRead, ...] | Refused:
         """Active records, newest source first; inactive ones too when asked for."""
-        return self._parts.records.listed(
+        return self._fresh.records.listed(
             self.caller, include_inactive=include_inactive, limit=limit
         )
 
     def ids_beginning(self, text: str) -> tuple[str, ...] | Refused:
         """At most two ids that begin so."""
-        return self._parts.records.ids_beginning(self.caller, text)
+        return self._fresh.records.ids_beginning(self.caller, text)
 
     def candidates(self, *, limit: int = LIST_MAX) -> tuple[RecordRead, ...] | Refused:
         """What waits for acceptance, oldest first."""
-        return self._parts.records.candidates(self.caller, limit=limit)
+        return self._fresh.records.candidates(self.caller, limit=limit)
 
     def explain(self, record_id: str) -> tuple[str, ...] | Refused:
         """A record's whole story in words, one sentence or more per event."""
-        return self._parts.story.tell(self.caller, record_id)
+        return self._fresh.story.tell(self.caller, record_id)
 
     def evidence(self, candidate_id: str) -> EvidenceRead | Refused:
         """A candidate with the original text of its sources and the checks done now."""
-        return self._parts.evidence.of(self.caller, candidate_id)
+        return self._fresh.evidence.of(self.caller, candidate_id)
 
     def source(self, ref: str) -> SourceTime | Refused:
         """When a message was said, never what."""
-        return self._parts.evidence.source(self.caller, ref)
+        return self._fresh.evidence.source(self.caller, ref)
 
     def recall(self, query: str = "", *, step: str | None = None) -> StepRecall | Refused:
         """What an assistant should know for one model step: core, recent and detail."""
         step = self._parts.stamps.new_id("step") if step is None else step
-        return self._parts.recall.for_step(self.caller, query, step)
+        return self._fresh.recall.for_step(self.caller, query, step)
 
     def search(self, words: str, *, limit: int = FOUND_DEFAULT) -> tuple[Found, ...] | Refused:
         """Active records that share a word with the query, the best first."""
-        return self._parts.search.for_words(self.caller, words, limit)
+        return self._fresh.search.for_words(self.caller, words, limit)
 
     def query(
         self,
@@ -93,7 +100,7 @@ class Reading(Seat):
         cursor: str | None = None,
     ) -> QueryPage | Refused:
         """The exact, filtered listing, page by page; `as_of` is a position of the log."""
-        return self._parts.query.page(
+        return self._fresh.query.page(
             self.caller,
             text=text,
             tier=tier,
@@ -121,3 +128,12 @@ class Reading(Seat):
             keys=self._parts.log.key_count(),
             records=self._parts.records.counts(),
         )
+
+    @property
+    def _fresh(self) -> Parts:
+        """The parts, once foreign providers have said who the caller is now.
+
+        While one does not answer, what it said last holds: only writes need its word.
+        """
+        self._parts.ledger.observe(self.caller)
+        return self._parts

@@ -13,6 +13,7 @@ from pydantic_settings import (
 )
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.log import LOCAL_HOST
 from memoranda.ledger.screening import SecretPolicy
 
 
@@ -31,6 +32,11 @@ class Settings(BaseSettings):
         description="Folder of the wrapping keys; keep it out of every backup of the data",
     )
     space: str = Field("me", description="Whose ledger: one person, one space")
+    host: str = Field(
+        LOCAL_HOST,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="Which host this is: opening a ledger as another host fences the one before",
+    )
     secrets: SecretPolicy = Field("refuse", description="What happens to text with a secret in it")
 
     @classmethod

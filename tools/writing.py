@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from memoranda.ledger import events
+from memoranda.ledger.capturing import CaptureReceipt
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Tier
-from memoranda.ledger.hosting import CaptureReceipt
-from memoranda.ledger.receipts import ConflictReceipt, DeliveryReceipt, Receipt
+from memoranda.ledger.receipts import (
+    ConflictReceipt,
+    DeliveryReceipt,
+    PreparedReceipt,
+    Receipt,
+)
+from memoranda.ledger.reconcile import Settled
 from memoranda.projections.recall import StepRecall
 from memoranda.tools.parts import Seat
 
@@ -226,6 +232,29 @@ class Writing(Seat):
     def commit(self, request: Mapping[str, object]) -> Receipt | Refused:
         """The one way in, `{id, key, expected, value}`, which every verb above builds."""
         return self._parts.ledger.commit(self.caller, request)
+
+    def commit_many(
+        self, requests: Iterable[Mapping[str, object]], *, all_or_nothing: bool = False
+    ) -> tuple[Receipt | Refused, ...] | Refused:
+        """Decides requests in order inside one durable write, each with its own answer.
+
+        A request is `{id, key, expected, value}`, or a verb above as `{"name": …, fields}`. With
+        `all_or_nothing` the first refusal is the only answer, and nothing is written.
+        """
+        return self._parts.ledger.commit_many(
+            self.caller, _listed(requests), all_or_nothing=all_or_nothing
+        )
+
+    def prepare(self, request: Mapping[str, object]) -> PreparedReceipt | Receipt | Refused:
+        """Makes an intent durable: it holds its record until the same request is committed."""
+        return self._parts.ledger.prepare(self.caller, request)
+
+    def reconcile(
+        self, operation_id: str, *, writers_stopped: bool, reason: str
+    ) -> Settled | Refused:
+        """Settles an operation that a crash left open: its receipt is kept, or it is aborted."""
+        asked = {"id": operation_id, "writers_stopped": writers_stopped, "reason": reason}
+        return self._parts.ledger.reconcile(self.caller, asked)
 
     def open_conflict(
         self, candidate_id: str, other_id: str, reason: str, *, operation_id: str | None = None

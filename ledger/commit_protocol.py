@@ -1,0 +1,235 @@
+"""The commit protocol: one append where the log holds every guard, else prepare, protect, decide.
+
+Source: PM 3.2. A refusal before the intent is durable leaves no trace; one after it is an abort
+receipt under the same id; a fault leaves the intent open, and its record held.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from memoranda.ledger.authority import Auditor, Caller, PersonClient
+from memoranda.ledger.candidates import newest_of, stored_in
+from memoranda.ledger.case import Moment
+from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
+from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import (
+    OutcomeUnknown,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
+from memoranda.ledger.events import OperationPrepared
+from memoranda.ledger.forgetting import finish_forgets
+from memoranda.ledger.log import Log
+from memoranda.ledger.personal import Record, source_refs
+from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
+from memoranda.ledger.protection import Held, held
+from memoranda.ledger.receipts import (
+    PreparedReceipt,
+    Receipt,
+    prepared_receipt_of,
+    receipt_of,
+)
+from memoranda.ledger.requests import Request
+from memoranda.ledger.sealed_store import DecidingStore, SealedStore
+from memoranda.ledger.stamps import Stamps
+
+A = TypeVar("A")
+Judged = Decided | Event | Receipt | Refused
+
+WRITER_WAIT_S = 10.0
+"""How long a commit waits for another one of this process that holds the same record."""
+
+
+class Writers:
+    """The prepared commits that are under way in this process, one per record."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._busy: set[str] = set()
+        self._is_stopped = False
+
+    @contextmanager
+    def writing(self, record_id: str) -> Iterator[None]:
+        """Alone on the record; raises RefusedError (F23) when another one does not end."""
+        with self._changed:
+            is_free = self._changed.wait_for(lambda: record_id not in self._busy, WRITER_WAIT_S)
+            if self._is_stopped:
+                raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message="is shutting down"))
+            if not is_free:
+                raise RefusedError(Refused(Refusal.OUTCOME_UNKNOWN, "key"))
+            self._busy.add(record_id)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(record_id)
+                self._changed.notify_all()
+
+    def drain(self, within_s: float) -> bool:
+        """Waits for those under way; False when some are still not done."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, within_s)
+
+    def stop(self) -> None:
+        """Lets nobody begin from here on."""
+        with self._changed:
+            self._is_stopped = True
+
+
+class CommitProtocol:
+    """How an admitted request on one record becomes a receipt."""
+
+    def __init__(self, log: Log, stamps: Stamps, ports: Ports) -> None:
+        self._log = log
+        self._stamps = stamps
+        self._ports = ports
+        self.writers = Writers()
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the log holds every guard, so that a commit is one append."""
+        return self._ports.are_embedded
+
+    def commit(self, request: Request, caller: Caller) -> Receipt | Refused:
+        """Decides; raises OutcomeUnknown when nobody can tell whether it became durable."""
+        if self.is_embedded:
+            with self._log.deciding() as store:
+                decision = self._judged(store, request, caller)
+                answer = _applied(store, decision)
+            return self._rolled_on(decision, answer)
+        with self.writers.writing(request.record_id):
+            prepared = self._prepare(request, caller)
+            if not isinstance(prepared, PreparedReceipt):
+                return prepared
+            self._stamps.step("commit:prepared")
+            return self._settle(request, caller)
+
+    def decide(self, store: DecidingStore, request: Request, caller: Caller) -> Receipt | Refused:
+        """One decision of several inside a deciding transaction; `finish` follows it."""
+        return _receipt(_applied(store, self._judged(store, request, caller)))
+
+    def finish(self) -> None:
+        """Removes the keys that were named; a fault comes after the append: nobody may say no."""
+        try:
+            finish_forgets(self._log, self._stamps)
+        except (StorageFault, RefusedError) as error:
+            raise OutcomeUnknown("it is durable; the keys it names are removed later") from error
+
+    def prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:
+        """Makes the intent durable and lets it hold its record."""
+        with self.writers.writing(request.record_id):
+            return self._prepare(request, caller)
+
+    def decide_once(
+        self, slice_at: Callable[[Moment], Slice[A | Refused]], caller: Caller
+    ) -> Event | A | Refused:
+        """A decision of one append that holds no record, under the caller's protections."""
+        protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
+        with protection as protected, self._log.deciding() as store:
+            moment = self._moment(store, protected)
+            if moment.is_fenced:
+                return Refused(Refusal.EXECUTION_FENCED)
+            decision = judge(store, slice_at(moment), protected.observed(store))
+            if isinstance(decision, Decided):
+                protected.mirror(store)
+                return apply(store, decision)
+            return decision
+
+    def observe(self, caller: Caller) -> None:
+        """Takes into the log what the providers say of a caller, for those who only read."""
+        if self.is_embedded or isinstance(caller, PersonClient | Auditor):
+            return
+        protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
+        with protection as protected, self._log.deciding() as store:
+            protected.mirror(store)
+
+    def _prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:
+        with self._holding(request, caller) as protected, self._log.deciding() as store:
+            moment = self._moment(store, protected)
+            slice_ = RecordSlice(request, caller, self._log.space, moment, is_prepare=True)
+            decision: Judged = judge(store, slice_, protected.observed(store))
+            answer = _applied(store, decision, protected)
+        if isinstance(answer, Event) and isinstance(answer.header, OperationPrepared):
+            return prepared_receipt_of(answer, replayed=not isinstance(decision, Decided))
+        return self._rolled_on(decision, answer)
+
+    def _settle(self, request: Request, caller: Caller) -> Receipt | Refused:
+        """Decides what is prepared, under every protection; a provider that fails leaves it so."""
+        term = self._log.head().term
+        try:
+            with self._holding(request, caller) as protected:
+                self._stamps.step("commit:protected")
+                with self._log.deciding() as store:
+                    moment = self._moment(store, protected)
+                    is_fenced = moment.is_fenced or moment.term != term
+                    moment = moment._replace(is_fenced=is_fenced)
+                    slice_ = RecordSlice(request, caller, self._log.space, moment)
+                    decision: Judged = judge(store, slice_, protected.observed(store))
+                    answer = _applied(store, decision, protected)
+        except StorageFault as fault:
+            raise OutcomeUnknown(f"{fault}; the operation stays prepared") from fault
+        except RefusedError as error:
+            refused = error.refused
+            if refused.refusal is not Refusal.SERVICE_UNAVAILABLE:
+                raise
+            message = f"{refused.message}; the operation stays prepared"
+            return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
+        return self._rolled_on(decision, answer)
+
+    def _judged(self, store: DecidingStore, request: Request, caller: Caller) -> Judged:
+        return judge(store, RecordSlice(request, caller, self._log.space, self._moment(store)))
+
+    def _rolled_on(
+        self,
+        decision: Judged,
+        answer: Event | Receipt | Refused,
+    ) -> Receipt | Refused:
+        if isinstance(decision, Decided) and decision.names_keys:
+            self.finish()
+        return _receipt(answer)
+
+    @contextmanager
+    def _holding(self, request: Request, caller: Caller) -> Iterator[Held]:
+        with self._log.reading() as store:
+            refs = _cited(store, request)
+        with held(self._ports, caller, refs, PROTECT_WITHIN_S) as protected:
+            yield protected
+
+    def _moment(self, store: DecidingStore, protected: Held | None = None) -> Moment:
+        is_fenced = protected is not None and not protected.is_current
+        data_sets = self._ports.data_sets
+        return Moment(store.clock, store.head.term, self._stamps.new_id, data_sets, is_fenced)
+
+
+def _cited(store: SealedStore, request: Request) -> list[str]:
+    """The references whose messages a decision will look at."""
+    if request.change is None:
+        return []
+    if request.change.action == "accept":
+        found = store.select(newest_of(request.record_id))
+        stored = stored_in(found[0]) if found else None
+        return (
+            list(source_refs(stored.value)) if stored and isinstance(stored.value, Record) else []
+        )
+    return [source.ref for source in request.change.sources or ()]
+
+
+def _applied(
+    store: DecidingStore,
+    decision: Judged,
+    protected: Held | None = None,
+) -> Event | Receipt | Refused:
+    if not isinstance(decision, Decided):
+        return decision
+    if protected is not None and decision.refused is None:
+        protected.mirror(store)
+    event = apply(store, decision)
+    return decision.refused or event
+
+
+def _receipt(answer: Event | Receipt | Refused) -> Receipt | Refused:
+    return receipt_of(answer) if isinstance(answer, Event) else answer
