@@ -1,0 +1,674 @@
+"""The commit protocol: prepare, protect, decide; unknown outcomes, fences, reconcile, batches."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from tests.providers import Company, company
+
+from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.events import Authorization, Binding, Task
+from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
+from memoranda.ledger.rules import canonical
+from memoranda.tools.memory import Memory
+
+KEY = "preference/reply-language"
+ID = "mem_448800f070a1c5b419f7b261f803ee4b9bf720c1b67db77e20f23d7bd71a2009"
+REF = "personal-message:s-main-1:"
+TEXT = "Answers in Chinese are wanted."
+REASON = "host crashed"
+
+
+def proposal(operation_id: str = "op-1", **more: object) -> dict[str, object]:
+    fields = {"operation_id": operation_id, "key": KEY, "content": TEXT, "sources": [f"{REF}42"]}
+    return {"name": "propose", **fields, **more}
+
+
+def publication(operation_id: str = "op-1", **more: object) -> dict[str, object]:
+    return proposal(operation_id, name="publish", **more)
+
+
+def value_of(memory: Memory, record_id: str = ID) -> dict[str, object]:
+    return memory.read(record_id, include_inactive=True).record.model_dump(mode="json")
+
+
+def all_rows(memory: Memory) -> list[object]:
+    with memory._parts.log.reading() as store:
+        return store.rows(0, 10_000)
+
+
+def settle(memory: Memory, operation_id: str = "op-1", **more: object) -> object:
+    return memory.reconcile(operation_id, **{"writers_stopped": True, "reason": REASON} | more)
+
+
+def states(memory: Memory) -> dict[str, str]:
+    return {line.operation_id: line.state for line in memory.operations()}
+
+
+# -- prepare, then commit (E) ---------------------------------------------------------------------
+
+
+def test_scenario_37_a_prepared_operation_returns_its_first_content_byte_exact(primary):
+    prepared = primary.prepare(publication())
+
+    assert isinstance(prepared, PreparedReceipt)
+    read = primary.operation("op-1")
+    assert (read.state, read.receipt) == ("prepared", None)
+    assert read.intent["value"]["content"] == TEXT
+    committed = primary.commit(read.intent)
+    assert isinstance(committed, Receipt)
+    assert committed.intent_digest == prepared.intent_digest != committed.record_digest
+    again = primary.operation("op-1")
+    assert canonical(again.intent) == canonical(read.intent)
+    assert (again.state, again.receipt) == ("committed", committed)
+
+
+def test_scenario_38_one_changed_byte_under_the_same_id_is_refused(primary):
+    primary.prepare(publication())
+    intent = primary.operation("op-1").intent
+
+    intent["value"] |= {"content": TEXT + "!"}
+
+    assert primary.commit(intent).refusal is Refusal.OPERATION_CONFLICT
+    assert primary.prepare(publication(content=TEXT + "!")).refusal is Refusal.OPERATION_CONFLICT
+    assert primary.operation("op-1").state == "prepared"
+    assert primary.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
+
+
+def test_scenario_40_after_a_crash_a_prepared_operation_holds_its_record_and_can_be_resumed(
+    opened, primary
+):
+    primary.prepare(publication())
+
+    restarted = opened().acting_as(primary.caller)
+
+    assert restarted.operation("op-1").state == "prepared"
+    assert restarted.read(ID, include_inactive=True).refusal is Refusal.NOT_FOUND
+    other = restarted.publish(KEY, "something else", sources=[f"{REF}88"], operation_id="op-2")
+    assert other.refusal is Refusal.OUTCOME_UNKNOWN
+    assert restarted.operation("op-2").refusal is Refusal.NOT_FOUND
+    first = restarted.commit(restarted.operation("op-1").intent)
+    assert (first.to_revision, first.replayed) == (1, False)
+    again = restarted.commit(restarted.operation("op-1").intent)
+    assert again == first.model_copy(update={"replayed": True})
+    assert value_of(opened())["revision"] == 1
+
+
+def test_preparing_again_is_the_same_intent_and_after_its_end_the_receipt(primary):
+    first = primary.prepare(publication())
+
+    assert primary.prepare(publication()) == first.model_copy(update={"replayed": True})
+    receipt = primary.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert primary.prepare(publication()) == receipt.model_copy(update={"replayed": True})
+
+
+def test_an_intent_belongs_to_the_one_who_prepared_it(memory, primary, task_7):
+    task_7.prepare(proposal())
+
+    intent = memory.operation("op-1").intent
+
+    assert primary.commit(intent).refusal is Refusal.OPERATION_CONFLICT
+    assert primary.operation("op-1").refusal is Refusal.NOT_FOUND
+    assert task_7.commit(intent).to_revision == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        (lambda host: host.stop_task("task-7"), "F6"),
+        (lambda host: host.open_task(item_id="task-7", requirement_revision=2), "F6"),
+        (lambda host: host.revoke("ea-1"), "F6"),
+    ],
+    ids=["stopped", "scenario 42, requirement changed", "scenario 43, revoked"],
+)
+def test_scenarios_42_43_a_fence_between_prepare_and_commit_aborts(memory, task_7, change, number):
+    task_7.prepare(proposal())
+
+    change(memory.host)
+    answer = task_7.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert answer.refusal is Refusal.EXECUTION_FENCED
+    assert answer.refusal.number == number
+    read = memory.operation("op-1")
+    assert (read.state, read.intent) == ("aborted", None)
+    assert isinstance(read.receipt, AbortReceipt)
+    assert (read.receipt.item_id, read.receipt.refusal) == ("task-7", "execution_fenced")
+    again = task_7.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert again.refusal is Refusal.EXECUTION_FENCED
+    assert memory.audit.verify().findings == ()
+
+
+def test_scenario_44_an_authorization_without_guard_support_must_be_given_again(memory, task_7):
+    leave = {"item_id": "task-7", "requirement_revision": 1, "executor_session_id": "s-bg-7"}
+    memory.host.authorize(authorization_id="ea-1", **leave, guard_capable=False)
+
+    refused = task_7.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert refused.refusal is Refusal.REAUTHORIZATION_REQUIRED
+    assert memory.operation("op-1").refusal is Refusal.NOT_FOUND
+
+    memory.host.authorize(authorization_id="ea-1", **leave)
+    assert task_7.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
+
+
+def test_a_rebind_between_prepare_and_commit_aborts_and_says_which_rule(memory, primary):
+    primary.prepare(publication())
+
+    memory.host.bind_primary("s-main-2")
+    answer = primary.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert answer.refusal is Refusal.NOT_AUTHORIZED
+    assert memory.operation("op-1").receipt.refusal == "not_authorized"
+
+
+def test_an_abort_takes_its_content_and_the_key_that_only_it_had(memory, primary):
+    primary.prepare(publication())
+    keys = memory.status().keys
+
+    memory.host.capture([])
+    memory.host.bind_primary("s-main-2")
+    assert isinstance(primary.commit(memory.operation("op-1").intent), Refused)
+
+    assert memory.status().keys == keys - 1
+    assert memory.remnants(TEXT).remnants == ()
+    assert memory.audit.verify().findings == ()
+
+
+def test_an_abort_on_a_live_record_leaves_the_record_as_it_was(memory, primary):
+    primary.publish(KEY, TEXT, sources=[f"{REF}42"])
+    before = value_of(memory)
+    intent = {"name": "correct", "operation_id": "op-2", "record_id": ID, "expected_revision": 1}
+    primary.prepare({**intent, "content": "Replies in Chinese", "sources": [f"{REF}88"]})
+
+    memory.host.bind_primary("s-main-2")
+    assert isinstance(primary.commit(memory.operation("op-2").intent), Refused)
+
+    assert value_of(memory) == before
+    assert memory.retire(ID, 1, REASON).to_revision == 2
+
+
+def test_what_is_prepared_by_hand_keeps_the_time_it_was_prepared_at(memory, world):
+    memory.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+    intent = memory.operation("op-1").intent
+
+    world.move(hours=1)
+    receipt = memory.publish(KEY, TEXT, operation_id="op-1")
+
+    assert receipt.to_revision == 1
+    assert value_of(memory) == intent["value"]
+    assert value_of(memory)["sources"][0]["occurred_at"] == "2026-10-06T12:00:00Z"
+    assert memory.read(ID).decided_at > "2026-10-06T13"
+
+
+def test_a_named_intent_may_be_finished_with_the_raw_content_and_loses_nothing(memory, primary):
+    other = primary.publish("preference/tea", "green", sources=[f"{REF}88"]).record_id
+    primary.prepare(proposal(conflicts_with=[other]))
+
+    assert primary.commit(primary.operation("op-1").intent).to_revision == 1
+
+    read = memory.read(ID, include_inactive=True)
+    assert [conflict.other_id for conflict in read.conflicts] == [other]
+    assert read.key == KEY
+
+
+def test_a_prepared_forget_takes_its_intent_and_its_sources_with_it(memory, primary):
+    primary.publish(KEY, TEXT, sources=[f"{REF}42"])
+    forget = {"name": "forget", "operation_id": "op-2", "record_id": ID, "expected_revision": 1}
+    memory.prepare({**forget, "with_sources": True})
+
+    assert memory.commit(memory.operation("op-2").intent).status == "forgotten"
+
+    assert memory.remnants("Please answer me in Chinese").remnants == ()
+    assert memory.audit.verify().findings == ()
+
+
+def test_a_forget_takes_every_intent_that_was_ever_prepared_on_the_record(memory, primary):
+    primary.prepare(publication())
+    assert primary.commit(primary.operation("op-1").intent).to_revision == 1
+
+    assert memory.forget(ID, 1).status == "forgotten"
+
+    assert memory.remnants(TEXT).remnants == ()
+    read = memory.operation("op-1")
+    assert (read.state, read.intent, read.is_current) == ("committed", None, False)
+    late = primary.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert late.refusal is Refusal.RECEIPT_SUPERSEDED
+    assert memory.audit.verify().findings == ()
+
+
+def test_a_refusal_before_the_intent_is_durable_leaves_no_trace(memory, primary):
+    before = all_rows(memory)
+
+    assert primary.prepare(publication(sources=[f"{REF}999"])).refusal is Refusal.SOURCE_MISSING
+    assert primary.prepare({"name": "fly"}).refusal is Refusal.INVALID_REQUEST
+    assert primary.prepare({}).refusal is Refusal.INVALID_REQUEST
+
+    assert all_rows(memory) == before
+
+
+# -- reconcile (G) --------------------------------------------------------------------------------
+
+
+def test_scenario_53_without_a_receipt_reconcile_aborts_exactly_that_intent(memory, primary):
+    primary.prepare(publication())
+    tea = primary.prepare(publication("op-2", key="preference/tea", sources=[f"{REF}88"]))
+
+    decided = settle(memory)
+
+    assert isinstance(decided, AbortReceipt)
+    assert (decided.operation_id, decided.reason) == ("op-1", REASON)
+    assert states(memory) == {"op-1": "aborted", "op-2": "prepared"}
+    assert primary.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-3").to_revision == 1
+    late = primary.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert late.refusal is Refusal.EXECUTION_FENCED
+    assert primary.commit(memory.operation("op-2").intent).record_id == tea.record_id
+    assert memory.audit.verify().findings == ()
+
+
+def test_scenario_54_a_committed_receipt_is_kept(memory, primary):
+    primary.prepare(publication())
+    receipt = primary.commit(primary.operation("op-1").intent)
+    before = value_of(memory)
+
+    assert settle(memory) == receipt
+    assert settle(memory) == receipt
+    assert value_of(memory) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"writers_stopped": False},
+        {"writers_stopped": None},
+        {"writers_stopped": "true"},
+        {"writers_stopped": 1},
+        {"reason": ""},
+        {"reason": " "},
+        {"reason": None},
+    ],
+    ids=str,
+)
+def test_scenario_55_reconcile_needs_stopped_writers_and_a_reason(memory, primary, words):
+    primary.prepare(publication())
+
+    assert settle(memory, **words).refusal is Refusal.RECONCILE_REFUSED
+    assert states(memory)["op-1"] == "prepared"
+
+
+def test_scenario_56_no_model_session_reconciles_or_lists_operations(memory, primary, task_7):
+    primary.prepare(publication())
+
+    for caller in (primary, task_7, memory.acting_as(ModelSession("main", "x"))):
+        assert settle(caller).refusal is Refusal.RECONCILE_REFUSED
+        assert caller.operations().refusal is Refusal.RECONCILE_REFUSED
+    auditor = memory.acting_as(Auditor())
+    assert settle(auditor).refusal is Refusal.RECONCILE_REFUSED
+    assert states(auditor)["op-1"] == "prepared"
+
+
+def test_reconciling_what_does_not_exist_is_not_found(memory):
+    before = all_rows(memory)
+
+    assert settle(memory, "op-nowhere").refusal is Refusal.NOT_FOUND
+    assert settle(memory, "no id at all").refusal is Refusal.INVALID_REQUEST
+    assert settle(memory, reason="x" * 501).refusal is Refusal.LIMIT_EXCEEDED
+    assert all_rows(memory) == before
+
+
+def test_a_conflict_operation_is_settled_by_its_receipt(memory, primary):
+    primary.propose(KEY, TEXT, sources=[f"{REF}42"])
+    other = primary.publish("preference/tea", "green", sources=[f"{REF}88"]).record_id
+    receipt = primary.open_conflict(ID, other, "both?", operation_id="op-3")
+
+    assert settle(memory, "op-3") == receipt
+
+
+def test_reconcile_may_be_repeated_after_a_crash_at_any_step(opened, memory, primary, world):
+    primary.prepare(publication())
+    world.steps.clear()
+    assert isinstance(settle(memory), AbortReceipt)
+    steps = list(world.steps)
+    assert len(steps) > 3
+
+    for stopped_at in range(len(steps)):
+        operation = f"op-{stopped_at}-again"
+        primary.prepare(publication(operation))
+        walked = iter(range(len(steps)))
+
+        def crash(_: str, walked=walked, stopped_at=stopped_at) -> None:
+            if next(walked, None) == stopped_at:
+                raise KeyboardInterrupt
+
+        world.at_step = crash
+        with pytest.raises(KeyboardInterrupt):
+            settle(memory, operation)
+        world.at_step = lambda _: None
+        memory = opened()
+        first = settle(memory, operation)
+        assert isinstance(first, AbortReceipt)
+        assert settle(memory, operation) == first
+        assert memory.audit.verify().findings == ()
+        primary = memory.acting_as(primary.caller)
+
+
+# -- terms ----------------------------------------------------------------------------------------
+
+
+def test_a_newer_host_fences_the_older_one_and_openings_of_one_host_share_a_term(opened):
+    first, second = opened(host="backend-1"), opened(host="backend-1")
+    assert first.remember("one").epoch == second.remember("two").epoch == 1
+
+    newer = opened(host="backend-2")
+
+    assert newer.remember("three").epoch == 2
+    for fenced in (first, second):
+        before = all_rows(newer)
+        assert fenced.remember("four").refusal is Refusal.EXECUTION_FENCED
+        assert fenced.host.bind_primary("s-2").refusal is Refusal.EXECUTION_FENCED
+        with pytest.raises(RefusedError, match="execution_fenced"):
+            fenced.rotate_keys()
+        assert all_rows(newer) == before
+        assert len(fenced.records()) == 3
+    assert opened(host="backend-1").remember("five").epoch == 3
+    assert newer.audit.verify().findings == ()
+
+
+def test_a_late_commit_of_a_fenced_host_loses_and_its_intent_stays_for_recovery(opened, world):
+    old = opened(host="backend-1")
+    old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+
+    new = opened(host="backend-2")
+
+    late = old.publish(KEY, TEXT, operation_id="op-1")
+    assert late.refusal is Refusal.EXECUTION_FENCED
+    assert states(new) == {"op-1": "prepared"}
+    assert settle(new).refusal is Refusal.RECONCILE_REFUSED
+    assert settle(old).refusal is Refusal.RECONCILE_REFUSED
+    world.move(seconds=61)
+    assert isinstance(settle(new), AbortReceipt)
+    assert old.publish(KEY, TEXT, operation_id="op-1").refusal is Refusal.EXECUTION_FENCED
+
+
+def test_a_reconcile_raises_the_term_and_the_same_host_goes_on(opened):
+    one, other = opened(), opened()
+    one.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+
+    assert settle(other).epoch == 1
+
+    assert one.publish(KEY, TEXT, operation_id="op-1").refusal is Refusal.EXECUTION_FENCED
+    assert one.publish(KEY, TEXT, operation_id="op-2").epoch == 1
+
+
+# -- listing --------------------------------------------------------------------------------------
+
+
+def test_operations_are_listed_open_ones_first_with_their_ages_and_no_content(memory, world):
+    memory.prepare({"name": "publish", "operation_id": "op-open", "key": "a", "content": TEXT})
+    world.move(seconds=90)
+    memory.remember(TEXT, operation_id="op-done")
+
+    listed = memory.operations()
+
+    assert [(line.operation_id, line.state, line.age_s) for line in listed] == [
+        ("op-open", "prepared", 89),
+        ("op-done", "committed", 0),
+    ]
+    assert TEXT not in str(listed)
+    assert [line.operation_id for line in memory.operations(state="committed")] == ["op-done"]
+    assert [line.operation_id for line in memory.operations(limit=1)] == ["op-open"]
+    assert memory.operations(state="aborted") == ()
+    assert memory.operations(state="lost").refusal is Refusal.INVALID_REQUEST
+    assert memory.operations(limit=0).refusal is Refusal.INVALID_REQUEST
+
+
+def test_a_long_log_is_listed_backwards_from_its_end(memory):
+    for n in range(300):
+        memory.remember(f"fact {n}", operation_id=f"op-{n}")
+
+    listed = memory.operations(limit=100)
+
+    assert [line.operation_id for line in listed] == [f"op-{n}" for n in range(299, 199, -1)]
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_a_batch_decides_in_order_in_one_durable_write_each_with_its_own_answer(memory, world):
+    requests = [
+        {"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT},
+        {"name": "publish", "operation_id": "op-2", "key": KEY, "content": "again"},
+        {"name": "retire", "operation_id": "op-3", "record_id": ID, "expected_revision": 1,
+         "reason": "x"},
+        {"name": "publish", "operation_id": "op-4", "key": "b", "content": ""},
+    ]  # fmt: skip
+    world.steps.clear()
+
+    first, taken, retired, empty = memory.commit_many(requests)
+
+    assert (first.to_revision, retired.to_revision, retired.status) == (1, 2, "retired")
+    assert taken.refusal is Refusal.REVISION_CONFLICT
+    assert empty.refusal is Refusal.INVALID_REQUEST
+    assert world.steps.count("log:commit") == 1
+    assert memory.audit.verify().findings == ()
+
+
+def test_all_or_nothing_answers_the_first_refusal_by_its_place_and_writes_nothing(memory):
+    requests = [
+        {"name": "publish", "operation_id": f"op-{n}", "key": key, "content": TEXT}
+        for n, key in enumerate(("a", "b", "a"))
+    ]
+    before = all_rows(memory)
+
+    refused = memory.commit_many(requests, all_or_nothing=True)
+
+    assert (refused.refusal, refused.field) == (Refusal.REVISION_CONFLICT, "requests.2.key")
+    assert all_rows(memory) == before
+    assert len(memory.commit_many(requests[:2], all_or_nothing=True)) == 2
+
+
+def test_a_batch_is_bounded_and_is_a_list(memory):
+    assert memory.commit_many([]).refusal is Refusal.INVALID_REQUEST
+    assert memory.commit_many([{}] * 1001).refusal is Refusal.LIMIT_EXCEEDED
+    assert memory.commit_many("op").refusal is Refusal.INVALID_REQUEST
+    assert memory.commit_many([{}])[0].refusal is Refusal.INVALID_REQUEST
+
+
+def test_a_batch_may_hold_a_forget_whose_keys_are_gone_when_it_answers(memory):
+    kept = memory.remember(TEXT).record_id
+    keys = memory.status().keys
+
+    batch = [{"name": "forget", "operation_id": "op-2", "record_id": kept, "expected_revision": 1}]
+    (forgotten,) = memory.commit_many(batch)
+
+    assert forgotten.status == "forgotten"
+    assert memory.status().keys == keys - 1
+
+
+# -- hosts that own their guards ------------------------------------------------------------------
+
+
+@pytest.fixture
+def firm() -> Company:
+    return company()
+
+
+@pytest.fixture
+def hosted(opened: Callable[..., Memory], firm: Company) -> Memory:
+    return opened(ports=firm.ports)
+
+
+@pytest.fixture
+def main(hosted: Memory) -> Memory:
+    return hosted.acting_as(ModelSession("s-main-1", "agent-main"))
+
+
+@pytest.fixture
+def item(hosted: Memory) -> Memory:
+    return hosted.acting_as(BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1"))
+
+
+def test_a_host_with_its_own_guards_commits_under_their_protection(hosted, item, main, firm):
+    proposed = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert proposed.to_revision == 1
+    assert proposed.intent_digest != proposed.record_digest
+    assert [provider.held for provider in firm.all] == [0, 0, 0]
+    evidence = main.evidence(ID)
+    assert evidence.sources[0].span_text.startswith("Please answer")
+    assert main.accept(ID, 1).status == "accepted"
+    assert main.correct(ID, 2, "Chinese, please", sources=[f"{REF}88"]).to_revision == 3
+    assert hosted.forget(ID, 3).status == "forgotten"
+    assert hosted.audit.verify().findings == ()
+    assert states(hosted) == dict.fromkeys(states(hosted), "committed")
+
+
+def test_protections_are_held_through_the_append_and_never_asked_for_inside_the_lock(
+    hosted, item, firm, world
+):
+    at_append = []
+
+    def look(step: str) -> None:
+        if step == "log:commit":
+            at_append.append([provider.held for provider in firm.all])
+
+    world.at_step = look
+    log = hosted._parts.log
+    for provider in firm.all:
+        provider.before = lambda: at_append.append(log._lock._depth)
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert at_append == [0, 0, 0, [1, 1, 1], 0, 0, 0, [1, 1, 1]]
+
+
+@pytest.mark.parametrize("name", ["conversations", "tasks", "authorizations"])
+def test_scenario_46_a_provider_that_fails_is_named_before_and_after_the_intent_is_durable(
+    hosted, item, firm, world, name
+):
+    provider = getattr(firm.ports, name)
+    rows = all_rows(hosted)
+
+    def fail() -> None:
+        raise OSError("the network is down, said Alice")
+
+    provider.before = fail
+    early = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert (early.refusal, early.field) == (Refusal.SERVICE_UNAVAILABLE, name)
+    assert "Alice" not in str(early.wire())
+    assert all_rows(hosted) == rows
+
+    provider.before = lambda: None
+    world.at_step = lambda step: (
+        setattr(provider, "before", fail) if step == "commit:prepared" else None
+    )
+    late = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    assert (late.refusal, late.field) == (Refusal.OUTCOME_UNKNOWN, name)
+    assert states(hosted) == {"op-1": "prepared"}
+    world.at_step = lambda _: None
+    provider.before = lambda: None
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
+
+
+def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_it_does(
+    item, firm, monkeypatch
+):
+    monkeypatch.setattr("memoranda.ledger.commit_protocol.PROTECT_WITHIN_S", 0.05)
+    with firm.tasks.lock:
+        answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
+    assert [provider.held for provider in firm.all] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda firm: firm.tasks.lose({"task-7": firm.tasks.state["task-7"]}),
+        lambda firm: firm.leaves.lose({}),
+        lambda firm: firm.chats.lose(firm.chats.state),
+    ],
+    ids=["tasks", "authorizations", "conversations"],
+)
+def test_a_protection_lost_under_way_is_a_fence(hosted, item, firm, world, lose):
+    world.at_step = lambda step: lose(firm) if step == "commit:protected" else None
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert answer.refusal is Refusal.EXECUTION_FENCED
+    assert states(hosted) == {"op-1": "aborted"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (
+            lambda firm: firm.tasks.change(
+                {"task-7": changed(firm.tasks.state["task-7"], stopped=True)}
+            ),
+            Refusal.EXECUTION_FENCED,
+        ),
+        (lambda firm: firm.tasks.change({}), Refusal.NOT_AUTHORIZED),
+        (lambda firm: firm.leaves.change({}), Refusal.AUTHORIZATION_REQUIRED),
+        (
+            lambda firm: firm.leaves.change(
+                {"ea-1": changed(firm.leaves.state["ea-1"], guard_capable=False)}
+            ),
+            Refusal.REAUTHORIZATION_REQUIRED,
+        ),
+        (
+            lambda firm: firm.chats.change((firm.chats.state[0], {})),
+            Refusal.SOURCE_MISSING,
+        ),
+    ],
+    ids=["stopped", "gone", "no leave", "no guard", "message gone"],
+)
+def test_what_a_provider_changes_between_the_intent_and_its_protection_decides(
+    hosted, item, firm, world, changes
+):
+    change, refusal = changes
+    world.at_step = lambda step: change(firm) if step == "commit:prepared" else None
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert answer.refusal is refusal
+    assert states(hosted) == {"op-1": "aborted"}
+    assert hosted.read(ID, include_inactive=True).refusal is Refusal.NOT_FOUND
+
+
+def changed(state: Task | Authorization | Binding, **change: object) -> object:
+    return state.model_copy(update=change)
+
+
+def test_a_rebind_at_the_provider_is_seen_by_the_next_read_and_write(hosted, main, firm):
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    other = hosted.acting_as(ModelSession("s-main-2", "agent-main"))
+    assert other.read(ID).refusal is Refusal.NOT_AUTHORIZED
+
+    binding, messages = firm.chats.state
+    firm.chats.change((changed(binding, session_id="s-main-2"), messages))
+
+    assert main.read(ID).refusal is Refusal.NOT_AUTHORIZED
+    assert main.retire(ID, 1, "x").refusal is Refusal.NOT_AUTHORIZED
+    assert other.read(ID).record.revision == 1
+    assert other.retire(ID, 1, "x").to_revision == 2
+
+
+def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, main, firm):
+    assert main.publish("preference/tea", "green", sources=[f"{REF}88"]).to_revision == 1
+    main.prepare(publication())
+    strange = dataclasses.replace(firm.chats, data_set="chats-2", lock=firm.tasks.lock)
+    other = opened(ports=dataclasses.replace(firm.ports, conversations=strange))
+
+    late = other.acting_as(main.caller).publish(
+        KEY, TEXT, sources=[f"{REF}42"], operation_id="op-0"
+    )
+
+    assert late.refusal is Refusal.OUTCOME_UNKNOWN
+    elsewhere = other.acting_as(main.caller).retire(
+        "mem_8bd9f7914096218ac8597c1a948899a2c12f19c2710f4adb7d998585c9c0de6a", 1, "x"
+    )
+    assert elsewhere.refusal is Refusal.BINDING_MISMATCH
+    assert settle(other).refusal is Refusal.BINDING_MISMATCH
+    assert states(other)["op-1"] == "prepared"
+    embedded = opened()
+    assert embedded.host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
+    assert isinstance(settle(embedded), AbortReceipt)
