@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from memoranda.ledger.personal import AnyRecord, Source
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
-    from memoranda.projections.history import RecordRead, RevisionRead
+    from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
     from memoranda.projections.recall import Zone
     from memoranda.projections.remnants import Proof
+    from memoranda.projections.unfinished import OperationLine
     from memoranda.tools.tour import Step
 
 SHORT_ID = len("mem_") + 10
@@ -107,6 +108,45 @@ def record_table(reads: Sequence["RecordRead"]) -> Table:
         status = record.status if read.is_active or record.status != "accepted" else "inactive"
         table.add_row(*head, status, record.tier, newest, line(record.content))
     return table
+
+
+def operation_table(lines: Sequence["OperationLine"]) -> Table:
+    """One line per operation, what it writes left out."""
+    table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+    for name in ("state", "age", "by", "position"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("operation", overflow="fold", ratio=1)
+    for it in lines:
+        style = "bold yellow" if it.state == "prepared" else ""
+        by = it.actor.role if it.actor else ""
+        operation = line(it.operation_id or "of a forgotten record")
+        table.add_row(Text(it.state, style), _age(it.age_s), by, str(it.position), operation)
+    return table
+
+
+def _age(seconds: int) -> str:
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def operation_page(operation_id: str, read: "OperationRead") -> list[RenderableType]:
+    """One operation: what became of it, and what it writes while that may be shown."""
+    receipt, intent = read.receipt, read.intent or {}
+    value = intent.get("value")
+    content = value.get("content") if isinstance(value, dict) else None
+    rows: list[tuple[str, RenderableType]] = [("state", read.state)]
+    if receipt is not None:
+        rows.append(("decided", when(receipt.decided_at)))
+    if reason := getattr(receipt, "reason", None):
+        rows.append(("reason", line(reason)))
+    if record_id := getattr(receipt, "record_id", None) or intent.get("key"):
+        rows.append(("record", line(str(record_id))))
+    if read.current_revision is not None:
+        rows.append(("now at", f"revision {read.current_revision}"))
+    page: list[RenderableType] = [line(operation_id, "bold"), pairs(rows)]
+    return [*page, quoted(content)] if isinstance(content, str) else page
 
 
 def record_page(read: "RecordRead") -> list[RenderableType]:
