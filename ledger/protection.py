@@ -89,8 +89,8 @@ class Held:
                 raise RefusedError(taken)
 
     def _states(self, store: SealedStore) -> Iterator[State]:
-        if self.conversation is not None:
-            yield BINDING, BindingChanged(), self._bound(store, self.conversation.state.binding)
+        if not self.ports.are_embedded:
+            yield BINDING, BindingChanged(), self._binding(store)
         if isinstance(self.caller, BackgroundItem):
             if self.task is not None:
                 yield task_guard(self.caller.item_id), TaskChanged(), self.task.state
@@ -98,10 +98,11 @@ class Held:
                 guard = authorization_guard(self.caller.authorization_id)
                 yield guard, AuthorizationChanged(), self.authorization.state
 
-    def _bound(self, store: SealedStore, binding: Binding | None) -> Binding | None:
-        """The provider's binding, under the data sets that the space was bound by."""
+    def _binding(self, store: SealedStore) -> Binding | None:
+        """Who is bound, under the data sets that the space was bound by, if it was by any."""
         newest = store.select(BINDING)
         known = newest[0].body(Binding) if newest else None
+        binding = self.conversation.state.binding if self.conversation else known
         by = known.data_sets if known and known.data_sets != DataSets() else self.ports.data_sets
         return binding.model_copy(update={"data_sets": by}) if binding else None
 

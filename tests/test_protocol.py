@@ -9,6 +9,7 @@ from tests.providers import Company, company
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
+from memoranda.ledger.ports import Ports
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
 from memoranda.tools.memory import Memory
@@ -672,3 +673,28 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     embedded = opened()
     assert embedded.host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
     assert isinstance(settle(embedded), AbortReceipt)
+
+
+def test_a_host_may_own_only_some_of_its_guards(opened, firm):
+    person = opened(ports=Ports(authorizations=firm.leaves))
+    assert not isinstance(person.host.bind_primary("s-main-1"), Refused)
+    said = {"session": "s-main-1", "seq": 42, "role": "user", "text": "Chinese, please"}
+    assert all(hasattr(it, "ref") for it in person.capture([said]))
+    person.host.open_task(item_id="task-7", captured_ref=f"{REF}42")
+    item = person.acting_as(BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1"))
+
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    assert person.acting_as(ModelSession("s-main-1", "a")).accept(ID, 1).status == "accepted"
+    assert not isinstance(person.host.bind_primary("s-main-2"), Refused)
+    firm.leaves.change({})
+    refused = item.propose("preference/tea", "x", sources=[f"{REF}42#0-3"])
+    assert refused.refusal is Refusal.AUTHORIZATION_REQUIRED
+    assert person.audit.verify().findings == ()
+
+
+def test_a_batch_of_a_host_with_its_own_guards_is_never_all_or_nothing(hosted, main):
+    requests = [publication(), publication("op-2", key="preference/tea", sources=[f"{REF}88"])]
+
+    assert main.commit_many(requests, all_or_nothing=True).field == "all_or_nothing"
+    assert states(hosted) == {}
+    assert [answer.to_revision for answer in main.commit_many(requests)] == [1, 1]

@@ -125,7 +125,7 @@ def assemble(
             log=log,
             views=views,
             ledger=ledger,
-            host=Host(log, stamps, settings.secrets),
+            host=Host(log, stamps, settings.secrets, ports.data_sets),
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),
