@@ -24,7 +24,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import OperationPrepared
 from memoranda.ledger.forgetting import finish_forgets
 from memoranda.ledger.log import Log
-from memoranda.ledger.personal import Record, source_refs
+from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
 from memoranda.ledger.protection import Held, held
 from memoranda.ledger.receipts import (
@@ -144,8 +144,12 @@ class CommitProtocol:
         if self.is_embedded or isinstance(caller, PersonClient | Auditor):
             return
         protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
-        with protection as protected, self._log.deciding() as store:
-            protected.mirror(store)
+        with protection as protected:
+            with self._log.reading() as known:
+                if not protected.news(known):
+                    return
+            with self._log.deciding() as store:
+                protected.mirror(store)
 
     def _prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:
         with self._holding(request, caller) as protected, self._log.deciding() as store:
@@ -212,9 +216,7 @@ def _cited(store: SealedStore, request: Request) -> list[str]:
     if request.change.action == "accept":
         found = store.select(newest_of(request.record_id))
         stored = stored_in(found[0]) if found else None
-        return (
-            list(source_refs(stored.value)) if stored and isinstance(stored.value, Record) else []
-        )
+        return list(source_refs(stored.value)) if stored else []
     return [source.ref for source in request.change.sources or ()]
 
 

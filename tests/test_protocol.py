@@ -698,3 +698,34 @@ def test_a_batch_of_a_host_with_its_own_guards_is_never_all_or_nothing(hosted, m
     assert main.commit_many(requests, all_or_nothing=True).field == "all_or_nothing"
     assert states(hosted) == {}
     assert [answer.to_revision for answer in main.commit_many(requests)] == [1, 1]
+
+
+def test_a_provider_that_contradicts_a_captured_message_is_named(hosted, item):
+    said = {"session": "s-main-1", "seq": 42, "role": "user", "text": "Something else"}
+    assert all(hasattr(it, "ref") for it in hosted.capture([said]))
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert states(hosted) == {}
+
+
+def test_a_provider_that_fails_inside_the_lock_is_named_and_the_intent_stays(item, firm, world):
+    def fail() -> int:
+        raise OSError
+
+    world.at_step = lambda step: (
+        setattr(firm.tasks, "fence", fail) if step == "commit:protected" else None
+    )
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert (answer.refusal, answer.field) == (Refusal.OUTCOME_UNKNOWN, "tasks")
+
+
+def test_a_closed_ledger_says_so(memory):
+    memory.close()
+
+    assert memory.remember(TEXT).refusal is Refusal.SERVICE_UNAVAILABLE
+    with pytest.raises(RefusedError, match="closed"):
+        memory.read(ID)
