@@ -14,6 +14,9 @@ from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
 from memoranda.ledger.stamps import Stamps
 
+BLINDED_MAX = 4096
+"""Blind tags at hand at once: a migration has more of them than anybody wants to hold."""
+
 
 class SealedStore:
     """One snapshot of the log, opened with the keys of the space."""
@@ -123,6 +126,8 @@ class DecidingStore(SealedStore):
     def blinded(self, tag: Tag) -> str:
         """How the tag stands in the log; a decision asks for most of its tags twice."""
         if tag not in self._blinded:
+            if len(self._blinded) >= BLINDED_MAX:
+                self._blinded.clear()
             self._blinded[tag] = super().blinded(tag)
         return self._blinded[tag]
 

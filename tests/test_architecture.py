@@ -45,7 +45,6 @@ OUTSIDE = re.compile(
 RESERVED = {
     Refusal.SERVICE_UNAVAILABLE: "providers that can be missing",
     Refusal.OUTSIDE_PERSONAL: "a host service for several domains",
-    Refusal.MIGRATION_FAILED: "earlier stores",
     Refusal.RECONCILE_REFUSED: "reconcile",
     Refusal.EXECUTION_FENCED: "prepared commits",
     Refusal.BINDING_MISMATCH: "a bound authority data set",

@@ -6,6 +6,7 @@ from typing import Self
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log, Place
+from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
@@ -110,6 +111,9 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
     log = Log(place, stamps, create=create)
     try:
         ledger = Ledger(log, stamps, settings.secrets)
+        migration = Migration(log, stamps, settings.secrets)
+        if settings.legacy is not None:
+            migration.ensure(PersonClient(), settings.legacy.expanduser())
         views = ViewFile(place.data / "views.db", place.space)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
@@ -118,6 +122,7 @@ def assemble(settings: Settings, stamps: Stamps, *, create: bool) -> Memory:
             views=views,
             ledger=ledger,
             host=Host(log, stamps, settings.secrets),
+            migration=migration,
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),

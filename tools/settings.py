@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     )
     space: str = Field("me", description="Whose ledger: one person, one space")
     secrets: SecretPolicy = Field("refuse", description="What happens to text with a secret in it")
+    legacy: Path | None = Field(
+        None, description="File of an earlier store, migrated before anything is served"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -3,6 +3,7 @@
 import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Literal
 
 from memoranda.ledger import events
@@ -10,6 +11,7 @@ from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Tier
 from memoranda.ledger.hosting import CaptureReceipt
 from memoranda.ledger.receipts import ConflictReceipt, DeliveryReceipt, Receipt
+from memoranda.ledger.takeover import MigrationReport, Progress
 from memoranda.projections.recall import StepRecall
 from memoranda.tools.parts import Seat
 
@@ -222,6 +224,12 @@ class Writing(Seat):
             operation_id,
             with_sources=with_sources,
         )
+
+    def migrate(
+        self, path: Path | str, *, dry_run: bool = False, progress: Progress | None = None
+    ) -> MigrationReport | Refused:
+        """Takes an earlier store of records over, all of it or nothing; a repeat is harmless."""
+        return self._parts.migration.run(self.caller, path, dry_run=dry_run, progress=progress)
 
     def commit(self, request: Mapping[str, object]) -> Receipt | Refused:
         """The one way in, `{id, key, expected, value}`, which every verb above builds."""
