@@ -34,7 +34,6 @@ from memoranda.ledger.personal import (
     read_record,
     source_refs,
 )
-from memoranda.ledger.rules import canonical
 from memoranda.ledger.sources import first_overlap, parse_ref
 from memoranda.ledger.stamps import parse_time, time_text
 
@@ -139,7 +138,7 @@ def _read(raw: bytes) -> Json | str:
     if len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n"):
         return f"has more than {LINE_BYTES_MAX} bytes"
     try:
-        fields = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        fields = _JSON.decode(raw.decode())
     except ValueError:
         return "is cut short, is not JSON, or names a field twice"
     except RecursionError:
@@ -156,6 +155,9 @@ def _unique(pairs: list[tuple[str, object]]) -> Json:
 
 def _no_constant(_: str) -> object:
     raise ValueError("JSON knows neither NaN nor infinity")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _check_store(fields: Json, space: str) -> None:
@@ -276,12 +278,15 @@ def _fault(record: AnyRecord, space: str) -> Refused | None:
         return Refused(Refusal.VALUE_INVALID, "value.user_space_id")
     if record.revision > LEGACY_REVISION_MAX:
         return Refused(Refusal.LIMIT_EXCEEDED, "value.revision")
+    return _content_fault(record) if isinstance(record, Record) else None
+
+
+def _content_fault(record: Record) -> Refused | None:
     if (place := first_overlap(source_refs(record))) is not None:
         return Refused(Refusal.VALUE_INVALID, f"value.sources.{place}")
-    try:
-        size = len(canonical(record.model_dump(mode="json")))
-    except ValueError:
-        return Refused(Refusal.VALUE_INVALID, "value")
-    # A tombstone is never refused for its size.
-    is_too_long = isinstance(record, Record) and size > RECORD_BYTES_MAX
-    return Refused(Refusal.LIMIT_EXCEEDED, "value") if is_too_long else None
+    revisions = [it.revision for it in record.contributions]
+    if max(revisions + [it.revision for it in record.rejections]) > record.revision:
+        return Refused(Refusal.VALUE_INVALID, "value.revision")
+    if len(record.model_dump_json().encode()) > RECORD_BYTES_MAX:
+        return Refused(Refusal.LIMIT_EXCEEDED, "value")
+    return None
