@@ -45,7 +45,6 @@ OUTSIDE = re.compile(
 )
 RESERVED = {
     Refusal.OUTSIDE_PERSONAL: "a host service for several domains",
-    Refusal.MIGRATION_FAILED: "earlier stores",
 }
 
 

@@ -19,7 +19,15 @@ from memoranda.ledger.errors import (
     Refused,
     RefusedError,
 )
-from memoranda.tools import cli_capture, cli_keys, cli_reads, cli_recall, cli_recovery, cli_writes
+from memoranda.tools import (
+    cli_capture,
+    cli_keys,
+    cli_migrate,
+    cli_reads,
+    cli_recall,
+    cli_recovery,
+    cli_writes,
+)
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem, prepare_streams
 from memoranda.tools.cli_run import Json, Run, run_of
 from memoranda.tools.render import tour_page
@@ -158,7 +166,11 @@ def take_tour(_context: typer.Context, *, _json: Json = False) -> Answer:
 
 _COMMANDS: dict[str, dict[str, Command]] = {
     "Start": {"init": cli_keys.init, "tour": take_tour},
-    "Keep": {"remember": cli_writes.remember, "capture": cli_capture.capture},
+    "Keep": {
+        "remember": cli_writes.remember,
+        "capture": cli_capture.capture,
+        "migrate": cli_migrate.migrate,
+    },
     "Look": {
         "list": cli_reads.list_records,
         "show": cli_reads.show,

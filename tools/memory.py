@@ -6,6 +6,7 @@ from typing import Self
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log, Place
+from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.stamps import Stamps
@@ -118,6 +119,9 @@ def assemble(
     log = Log(place, stamps, create=create, host=settings.host)
     try:
         ledger = Ledger(log, stamps, settings.secrets, ports)
+        migration = Migration(log, stamps, settings.secrets)
+        if settings.legacy is not None:
+            migration.ensure(PersonClient(), settings.legacy.expanduser())
         views = ViewFile(place.data / "views.db", place.space)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
@@ -126,6 +130,7 @@ def assemble(
             views=views,
             ledger=ledger,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
+            migration=migration,
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memoranda.projections.unfinished import OperationLine
     from memoranda.tools.tour import Step
 
-SHORT_ID = len("mem_") + 10
+SHORT_ID, LONG_ID = len("mem_") + 10, len("mem_") + 64
 METER_CELLS = 20
 
 _JOINERS = "\u200c\u200d"
@@ -38,6 +38,7 @@ _DEEDS = {
     "retire": "retired",
     "reactivate": "brought back",
     "forget": "forgotten",
+    "migrate": "taken over",
 }
 
 
@@ -70,8 +71,9 @@ def when(time_text: str) -> str:
 
 
 def short(record_id: str) -> str:
-    """The part of a record's id that people read and type."""
-    return record_id[:SHORT_ID]
+    """The part of a record's id that people read and type; of an earlier store's, the whole."""
+    is_ours = record_id.startswith("mem_") and len(record_id) == LONG_ID
+    return record_id[:SHORT_ID] if is_ours else visible(record_id)
 
 
 def pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -193,7 +195,10 @@ def _blocked(record: "AnyRecord") -> list[tuple[str, RenderableType]]:
 
 def _conflicts(conflicts: Iterable["Conflict"]) -> list[tuple[str, RenderableType]]:
     texts = [
-        line(f"{it.conflict_id}: {short(it.candidate_id)} with {short(it.other_id)}")
+        line(
+            f"{it.conflict_id}: {short(it.candidate_id)}"
+            f" with {short(it.other_id) if it.other_id else 'no named record'}"
+        )
         for it in conflicts
     ]
     return _named("open conflicts", texts)
