@@ -30,6 +30,7 @@ from memoranda.ledger.events import (
     Json,
     MigrationBody,
     MigrationCompleted,
+    NamedBody,
     OperationBody,
     RecordBody,
     RecordCommitted,
@@ -412,8 +413,8 @@ class Takeover:
 
 def _is_migrated(event: Event) -> bool:
     """Whether a migration has made this operation; of an erased one nothing else is left to say."""
-    body = event.body(OperationBody)
-    return body is None or body.command == COMMAND
+    body = event.body(NamedBody)
+    return body is None or (isinstance(body, OperationBody) and body.command == COMMAND)
 
 
 def _operation_id(name: str) -> str:

@@ -512,10 +512,14 @@ def test_an_operation_id_taken_by_another_refuses_the_line(memory, old):
 
     memory.remember("one", operation_id=taken("a"))
     memory.remember("two", operation_id=taken("conflict\0\0b"))
+    ended = {"name": "publish", "operation_id": taken("conflict\0\0c"), "key": "k", "content": "x"}
+    assert not isinstance(memory.prepare(ended), Refused)
+    memory.reconcile(taken("conflict\0\0c"), writers_stopped=True, reason="x")
+    candidates = [record(name, status="candidate") for name in ("b", "c")]
 
-    answer = memory.migrate(old(record("a"), record("b", status="candidate"), conflict("b")))
+    answer = memory.migrate(old(record("a"), *candidates, conflict("b"), conflict("c")))
 
-    assert sums(answer) == {"imported": 1, "operation_conflict": 2}
+    assert sums(answer) == {"imported": 2, "operation_conflict": 3}
     assert is_whole(memory)
 
 
