@@ -22,7 +22,7 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.events import OperationPrepared
-from memoranda.ledger.forgetting import finish_forgets
+from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
@@ -83,10 +83,11 @@ class Writers:
 class CommitProtocol:
     """How an admitted request on one record becomes a receipt."""
 
-    def __init__(self, log: Log, stamps: Stamps, ports: Ports) -> None:
+    def __init__(self, log: Log, stamps: Stamps, ports: Ports, forgetting: Forgetting) -> None:
         self._log = log
         self._stamps = stamps
         self._ports = ports
+        self._forgetting = forgetting
         self.writers = Writers()
 
     @property
@@ -115,7 +116,7 @@ class CommitProtocol:
     def finish(self) -> None:
         """Removes the keys that were named; a fault comes after the append: nobody may say no."""
         try:
-            finish_forgets(self._log, self._stamps)
+            self._forgetting.finish()
         except (StorageFault, RefusedError) as error:
             raise OutcomeUnknown("it is durable; the keys it names are removed later") from error
 
@@ -192,7 +193,8 @@ class CommitProtocol:
         decision: Judged,
         answer: Event | Receipt | Refused,
     ) -> Receipt | Refused:
-        if isinstance(decision, Decided) and decision.names_keys:
+        names_keys = isinstance(decision, Decided) and decision.names_keys
+        if names_keys or self._forgetting.is_owed:
             self.finish()
         return _receipt(answer)
 

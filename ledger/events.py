@@ -357,11 +357,15 @@ class KeysRotated(Header):
 
 
 class ForgetCompleted(Header):
-    """The keys and bodies of every forget up to a position are gone."""
+    """The keys and bodies of every forget up to a position are gone, from every file.
+
+    `key_epoch` is the one in force since: older wrapping keys are destroyed.
+    """
 
     TOPIC: ClassVar[str] = "forget.completed/1"
 
     through: int
+    key_epoch: int | None = None
 
 
 SHAPES: Mapping[str, type[Header]] = {

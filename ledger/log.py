@@ -3,11 +3,11 @@
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from memoranda.ledger.entries import Draft, Head
+from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated
 from memoranda.ledger.keyring import Keyring
@@ -17,6 +17,7 @@ from memoranda.ledger.slots import SLOT_BYTES, SlotFile, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.witness import AnchorFile, Journal
 
 NORMALIZATION = 1
 """The version of the fact key's normal form (PM 1.3)."""
@@ -26,6 +27,10 @@ FIRST_KEY_EPOCH = 1
 
 LOCAL_HOST = "local"
 """The host that holds every space until another attaches under a name of its own."""
+
+ROTATIONS = Selector(Tag("epoch", ""), (KeysRotated,))
+ANCHOR_EVENTS = 256
+"""How far the log may go on before the anchor follows it."""
 
 BUSY_WAIT_S = 10.0
 CLOSE_WAIT_S = 4.0
@@ -66,6 +71,8 @@ class Log:
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
+        self._anchor = AnchorFile(place.state / "anchor")
+        self.journal = Journal(place.state / "forgotten")
         self._seen: tuple[int, int] | None = None
         self._look_before(place, create=create)
         _make_folder(place.data)
@@ -86,6 +93,7 @@ class Log:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
             self._keyring.check()
+            self._refuse_rollback()
             self._attach()
             self._settle_keys()
             opened.pop_all()
@@ -99,6 +107,7 @@ class Log:
         self.is_closed = True
         try:
             with self._lock.held(CLOSE_WAIT_S):
+                self._write_anchor(by=1)
                 self._recorder.close()
                 self._keyring.close()
         except RefusedError:
@@ -121,6 +130,14 @@ class Log:
             self._seen = (transaction.head.position, transaction.head.key_epoch)
             if self._term is not None:
                 self._term = transaction.head.term
+        if self._anchor.is_behind(store.head, ANCHOR_EVENTS):
+            self._write_anchor(by=ANCHOR_EVENTS)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Holds the space's lock over several steps, each with a transaction of its own."""
+        with self._lock.held():
+            yield
 
     @contextmanager
     def reading(self) -> Iterator[SealedStore]:
@@ -164,6 +181,7 @@ class Log:
             self._keyring.finish_rotation()
             self._keyring.begin_epoch(self._keyring.key_epoch + 1)
             self._settle_keys()
+            self._write_anchor(by=1)
             return self._keyring.key_epoch
 
     def new_recovery_code(self) -> str:
@@ -201,6 +219,28 @@ class Log:
         if is_missing:
             self._refuse_lost_log(place)
 
+    def _refuse_rollback(self) -> None:
+        """A log that does not go on from its anchor is an older copy, or another line of it."""
+        anchor = self._anchor.read()
+        if anchor is None or anchor.position == 0:
+            return
+        with self.reading() as store:
+            event = store.at(anchor.position)
+            if anchor.stands_on(store.head, event.row.chain if event else None):
+                return
+        is_older = store.head.position < anchor.position
+        what = "an older copy" if is_older else "another line than this machine has seen"
+        message = (
+            f"the log is {what}; `memoranda restore` brings it back without what was forgotten"
+        )
+        raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+
+    def _write_anchor(self, *, by: int) -> None:
+        # What was decided is durable without it; the next one comes soon enough.
+        with suppress(OSError), self._recorder.reading() as snapshot:
+            if self._anchor.is_behind(snapshot.head, by):
+                self._anchor.write(snapshot.head)
+
     def _attach(self) -> None:
         """Joins the term that this host holds, or takes a newer one."""
         with self.deciding() as store:
@@ -231,7 +271,9 @@ class Log:
         return Keyring(path, place.space, self._slots, self._stamps)
 
     def _refuse_lost_log(self, place: Place) -> None:
-        """Keys without a log are an older space's: an empty one may not take its place."""
+        """Keys or an anchor without a log are an older space's: no empty one takes its place."""
+        if AnchorFile(place.state / "anchor").read() is not None:
+            raise RefusedError(_lost_log())
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return
         keyring = Keyring(
@@ -267,7 +309,7 @@ class Log:
         with self.deciding() as store:
             key_epoch = self._keyring.key_epoch
             if store.head.key_epoch != key_epoch:
-                store.append(Draft(KeysRotated(key_epoch=key_epoch)))
+                store.append(Draft(KeysRotated(key_epoch=key_epoch), tags=(ROTATIONS.tag,)))
                 store.set_key_epoch(key_epoch)
 
 
@@ -279,7 +321,9 @@ def holder_of(store: SealedStore) -> Attachment:
 
 
 def _lost_log() -> Refused:
-    message = "the log is missing or empty although its keys are here; restore ledger.db"
+    message = (
+        "the log is missing or empty although its keys or its anchor are here; restore ledger.db"
+    )
     return Refused(Refusal.SPACE_UNKNOWN, "data", message)
 
 

@@ -34,11 +34,9 @@ from memoranda.ledger.conflicts import ConflictSlice
 from memoranda.ledger.entries import Draft, Event
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
 from memoranda.ledger.events import CandidatesDelivered, Delivery
-from memoranda.ledger.forgetting import finish_forgets
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
-from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import (
     ConflictReceipt,
     DeliveryReceipt,
@@ -46,7 +44,6 @@ from memoranda.ledger.receipts import (
     Receipt,
     conflict_receipt_of,
 )
-from memoranda.ledger.reconcile import Reconcile, Settled
 from memoranda.ledger.requests import Request, named_request, raw_request
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
@@ -68,14 +65,12 @@ class Ledger:
     """
 
     def __init__(
-        self, log: Log, stamps: Stamps, secrets: SecretPolicy = "refuse", ports: Ports = EMBEDDED
+        self, log: Log, stamps: Stamps, protocol: CommitProtocol, secrets: SecretPolicy = "refuse"
     ) -> None:
         self._log = log
         self._stamps = stamps
+        self._protocol = protocol
         self._secrets = secrets
-        self._protocol = CommitProtocol(log, stamps, ports)
-        self._reconcile = Reconcile(log, stamps, self._protocol, ports)
-        finish_forgets(log, stamps)
 
     def close(self) -> None:
         """Lets nobody begin, and waits for what is under way; what stays open can be resumed."""
@@ -204,10 +199,6 @@ class Ledger:
         return self._conflict(caller, ResolveConflict, request)
 
     # -- recovery ---------------------------------------------------------------------------
-
-    def reconcile(self, caller: Caller, request: Mapping[str, object]) -> Settled | Refused:
-        """Settles an operation that a crash left open; see `Reconcile.reconcile`."""
-        return self._reconcile.reconcile(caller, request)
 
     def observe(self, caller: Caller) -> Refused | None:
         """Takes in what foreign providers say of a caller that is about to read."""

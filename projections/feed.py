@@ -75,6 +75,21 @@ def rebuild(log: Log, views: ViewFile, *wanted: View) -> int:
         return catch_up(store, views, *wanted)
 
 
+def purge(log: Log, views: ViewFile, *wanted: View) -> str | None:
+    """Takes what was forgotten out of the views' file; why it could not, if so.
+
+    A view that is far behind is dropped, which costs less here than reading on.
+    """
+    with views.held(), log.reading() as store, views.answering():
+        for view in wanted:
+            checkpoint = views.checkpoint(view)
+            if checkpoint is None or store.head.position - checkpoint.position > PAGE:
+                _restart(store, views, view)
+            else:
+                catch_up(store, views, view)
+    return None if views.truncate() else "a reader holds an old snapshot of the views"
+
+
 def _is_on(store: SealedStore, checkpoint: Checkpoint) -> bool:
     """Whether the log holds exactly this chain at this position."""
     if checkpoint.position == 0:

@@ -111,6 +111,11 @@ class ViewFile:
             if self._wal.exists() and self._wal.stat().st_size > CHECKPOINT_BYTES:
                 truncate_wal(self._connection)
 
+    def truncate(self) -> bool:
+        """Empties the write-ahead log; False while a reader holds it."""
+        with self._lock.held():
+            return truncate_wal(self._connection)
+
     @contextmanager
     def answering(self) -> Iterator[None]:
         """What turns out damaged while a view answers is thrown away: the next call computes it.

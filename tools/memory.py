@@ -1,18 +1,23 @@
 """The front door: the one place where the parts of a ledger meet."""
 
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.commit_protocol import CommitProtocol
+from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log, Place
 from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.ports import EMBEDDED, Ports
+from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
-from memoranda.projections.feed import rebuild
+from memoranda.projections.feed import purge, rebuild
 from memoranda.projections.history import History
 from memoranda.projections.postings import SearchView
 from memoranda.projections.query import Query
@@ -46,6 +51,8 @@ class Memory(Writing, Reading):
         """Closes the files; what was answered is durable already. Closing twice is harmless."""
         if not self._parts.log.is_closed:
             self._parts.ledger.close()
+            if self._parts.forgetting.is_owed:
+                self._parts.forgetting.finish(is_urgent=True)
             self._parts.views.close()
             self._parts.log.close()
 
@@ -116,19 +123,25 @@ def assemble(
 ) -> Memory:
     """Puts the parts of one ledger together."""
     place = Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
-    log = Log(place, stamps, create=create, host=settings.host)
-    try:
-        ledger = Ledger(log, stamps, settings.secrets, ports)
+    with ExitStack() as opened:
+        log = Log(place, stamps, create=create, host=settings.host)
+        opened.callback(log.close)
+        views = ViewFile(place.data / "views.db", place.space)
+        opened.callback(views.close)
+        index = SearchView(log.index_key)
+        checked: tuple[View, ...] = (RecordsView(), index)
+        forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
+        protocol = CommitProtocol(log, stamps, ports, forgetting)
+        forgetting.finish()
         migration = Migration(log, stamps, settings.secrets)
         if settings.legacy is not None:
             migration.ensure(PersonClient(), settings.legacy.expanduser())
-        views = ViewFile(place.data / "views.db", place.space)
-        index = SearchView(log.index_key)
-        checked: tuple[View, ...] = (RecordsView(), index)
         parts = Parts(
             log=log,
             views=views,
-            ledger=ledger,
+            ledger=Ledger(log, stamps, protocol, settings.secrets),
+            reconcile=Reconcile(log, stamps, protocol, ports),
+            forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
             history=History(log, stamps),
@@ -144,7 +157,5 @@ def assemble(
             checked=checked,
             stamps=stamps,
         )
-    except BaseException:
-        log.close()
-        raise
+        opened.pop_all()
     return Memory(parts, PersonClient())

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
 from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
+from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
@@ -28,6 +30,8 @@ class Parts:
     log: Log
     views: ViewFile
     ledger: Ledger
+    reconcile: Reconcile
+    forgetting: Forgetting
     host: Host
     migration: Migration
     history: History

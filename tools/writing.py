@@ -262,7 +262,7 @@ class Writing(Seat):
     ) -> Settled | Refused:
         """Settles an operation that a crash left open: its receipt is kept, or it is aborted."""
         asked = {"id": operation_id, "writers_stopped": writers_stopped, "reason": reason}
-        return self._parts.ledger.reconcile(self.caller, asked)
+        return self._parts.reconcile.reconcile(self.caller, asked)
 
     def open_conflict(
         self, candidate_id: str, other_id: str, reason: str, *, operation_id: str | None = None
