@@ -160,7 +160,8 @@ def _entered(
     try:
         state = answer.result(within_s)
     except Exception as error:
-        if answer.cancel() or not isinstance(error, TimeoutError):
+        # Whoever gives up waiting by itself has failed too: only the answer tells the two apart.
+        if answer.cancel() or answer.exception() is not None:
             message = f"the {name} provider failed or did not answer in time"
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, name, message)) from error
         state = answer.result()
