@@ -42,14 +42,7 @@ OUTSIDE = re.compile(
     r"datetime\.(now|utcnow|today)\b|\btime\.(time|monotonic|perf_counter|process_time)\b"
     r"|\bos\.(environ|getenv|urandom)\b|\buuid\.?\d?\(|\bimport (random|secrets)\b"
 )
-RESERVED = {
-    Refusal.SERVICE_UNAVAILABLE: "providers that can be missing",
-    Refusal.OUTSIDE_PERSONAL: "a host service for several domains",
-    Refusal.MIGRATION_FAILED: "earlier stores",
-    Refusal.RECONCILE_REFUSED: "reconcile",
-    Refusal.EXECUTION_FENCED: "prepared commits",
-    Refusal.BINDING_MISMATCH: "a bound authority data set",
-}
+RESERVED = {Refusal.MIGRATION_FAILED: "earlier stores"}
 
 
 def name_of(room: Path) -> str:
