@@ -182,6 +182,14 @@ def test_scenario_19_any_plugin_that_declares_the_service_gets_the_same(personal
     assert ours.operations().refusal is theirs.operations().refusal is Refusal.RECONCILE_REFUSED
 
 
+def test_scenario_19_a_plugin_that_is_not_selected_is_not_served(registry):
+    registry.disable("acme.butler")
+
+    refused = seat(registry, "main", "acme.butler").records()
+    assert (refused.refusal, refused.field) == (Refusal.SERVICE_UNAVAILABLE, "plugin")
+    assert seat(registry, "main").records().records == ()
+
+
 def test_scenario_19_the_provider_itself_has_no_privilege_by_its_id(personal):
     personal.ask(MAIN, published)
     registry = Registry([personal.plugin("acme.memory"), Plugin("assistant", requires=NEEDS)])
