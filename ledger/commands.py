@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from memoranda.ledger.authority import Action
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal, Refused, first_of
 from memoranda.ledger.events import Evidence, Json, Tier
 from memoranda.ledger.stamps import parse_time, time_text
 
@@ -407,12 +407,9 @@ def admit(shape: type[M], request: Mapping[str, object]) -> M | Refused:
     try:
         return shape.model_validate(request)
     except ValidationError as error:
-        return min(refusals_of(error), key=lambda refused: _ORDER[refused.refusal])
+        return first_of(refusals_of(error))
     except RecursionError:
         return Refused(Refusal.INVALID_REQUEST, message="is nested too deeply")
-
-
-_ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
 
 
 def refusals_of(error: ValidationError, form: Refusal = Refusal.INVALID_REQUEST) -> list[Refused]:

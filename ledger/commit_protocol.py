@@ -164,8 +164,8 @@ class CommitProtocol:
 
     def _settle(self, request: Request, caller: Caller) -> Receipt | Refused:
         """Decides what is prepared, under every protection; a provider that fails leaves it so."""
-        term = self._log.head().term
         try:
+            term = self._log.head().term
             with self._holding(request, caller) as protected:
                 self._stamps.step("commit:protected")
                 with self._log.deciding() as store:

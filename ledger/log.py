@@ -151,6 +151,11 @@ class Log:
         with self._recorder.reading() as snapshot:
             return snapshot.head
 
+    @property
+    def data_set(self) -> str:
+        """Names what this log holds; the same over rotations, restores and hosts."""
+        return self._keyring.data_set
+
     def truncate(self) -> bool:
         """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
         with self._lock.held():

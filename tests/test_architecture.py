@@ -43,9 +43,6 @@ OUTSIDE = re.compile(
     r"datetime\.(now|utcnow|today)\b|\btime\.(time|monotonic|perf_counter|process_time)\b"
     r"|\bos\.(environ|getenv|urandom)\b|\buuid\.?\d?\(|\bimport (random|secrets)\b"
 )
-RESERVED = {
-    Refusal.OUTSIDE_PERSONAL: "a host service for several domains",
-}
 
 
 def name_of(room: Path) -> str:
@@ -157,10 +154,10 @@ def test_there_are_at_most_five_exceptions_and_each_is_raised_somewhere():
         assert is_raised or kind is MemorandaError, kind
 
 
-def test_every_refusal_is_given_somewhere_or_waits_for_a_later_part():
+def test_every_refusal_is_given_somewhere():
     given = {refusal for refusal in Refusal if f"Refusal.{refusal.name}" in _words(written())}
 
-    assert given == set(Refusal) - set(RESERVED)
+    assert given == set(Refusal)
 
 
 def _words(text: str) -> set[str]:

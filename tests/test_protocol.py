@@ -7,7 +7,7 @@ import pytest
 from tests.providers import Company, company
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
 from memoranda.ledger.ports import Ports
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
@@ -569,6 +569,17 @@ def test_scenario_46_a_provider_that_fails_is_named_before_and_after_the_intent_
     assert item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
 
 
+def test_a_log_closed_under_a_prepared_commit_leaves_the_outcome_unknown(
+    opened, hosted, main, world
+):
+    world.at_step = lambda step: hosted._parts.log.close() if step == "commit:prepared" else None
+
+    with pytest.raises(OutcomeUnknown):
+        main.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert states(opened()) == {"op-1": "prepared"}
+
+
 def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_it_does(
     item, firm, monkeypatch
 ):
@@ -578,6 +589,17 @@ def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_i
 
     assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
     assert [provider.held for provider in firm.all] == [0, 0, 0]
+
+
+def test_a_provider_that_gives_up_waiting_by_itself_has_failed(item, firm):
+    def give_up() -> None:
+        raise TimeoutError("its own")
+
+    firm.tasks.before = give_up
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,11 @@ class Memory(Writing, Reading):
         return self._parts.audit
 
     @property
+    def data_set(self) -> str:
+        """Names the ledger's data: a provider of documents may only be replaced by its equal."""
+        return self._parts.log.data_set
+
+    @property
     def recovery_code(self) -> str | None:
         """The recovery code, if this opening created the space; it is shown this once."""
         return self._parts.log.recovery_code
