@@ -391,15 +391,6 @@ def test_a_full_file_is_a_fault_that_wrote_nothing(memory, folder):
 # -- folders and files that cannot be opened ------------------------------------------------------
 
 
-def test_a_log_that_is_closed_says_so_by_its_fault(opened):
-    memory = opened()
-    memory.close()
-
-    for verb in (lambda: memory.revisions("x"), lambda: memory.remember("fact"), memory.status):
-        with pytest.raises(StorageFault):
-            verb()
-
-
 @pytest.fixture
 def closed(folder: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     """The folders of a ledger that nobody has open."""

@@ -749,5 +749,6 @@ def test_a_closed_ledger_says_so(memory):
     memory.close()
 
     assert memory.remember(TEXT).refusal is Refusal.SERVICE_UNAVAILABLE
-    with pytest.raises(RefusedError, match="closed"):
-        memory.read(ID)
+    for read in (lambda: memory.read(ID), lambda: memory.revisions(ID), memory.status):
+        with pytest.raises(RefusedError, match="closed"):
+            read()
