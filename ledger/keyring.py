@@ -83,7 +83,11 @@ class Keyring:
         return found.fetchone() is not None
 
     def has_secret(self) -> bool:
-        return self._row(_SECRET_ROW) is not None
+        return self.holds(_SECRET_ROW)
+
+    def holds(self, key_id: str) -> bool:
+        """Whether a key is kept, under whatever wrapping key."""
+        return self._row(key_id) is not None
 
     def create_secret(self) -> None:
         """Mints the space secret; everything but the data keys follows from it."""

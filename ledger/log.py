@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
@@ -242,7 +242,7 @@ class Log:
 
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
-        with suppress(OSError), self._recorder.reading() as snapshot:
+        with suppress(OSError, StorageFault), self._recorder.reading() as snapshot:
             if self._anchor.is_behind(snapshot.head, by):
                 self._anchor.write(snapshot.head)
 

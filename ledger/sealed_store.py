@@ -88,7 +88,7 @@ class SealedStore:
 
     def has_key(self, key_id: str) -> bool:
         """Whether a data key is still kept."""
-        return self._keyring.key(key_id) is not None
+        return self._keyring.holds(key_id)
 
     def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
         """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""

@@ -83,7 +83,9 @@ def purge(log: Log, views: ViewFile, *wanted: View) -> str | None:
     with views.held(), log.reading() as store, views.answering():
         for view in wanted:
             checkpoint = views.checkpoint(view)
-            if checkpoint is None or store.head.position - checkpoint.position > PAGE:
+            if checkpoint is None:
+                continue
+            if store.head.position - checkpoint.position > PAGE:
                 _restart(store, views, view)
             else:
                 catch_up(store, views, view)

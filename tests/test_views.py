@@ -288,8 +288,9 @@ def keep(folder: dict[str, Path], place: Path) -> None:
 
 
 def restore(place: Path, folder: dict[str, Path]) -> None:
-    """Puts an older copy of the log back and leaves everything else as it is."""
+    """Puts an older copy of the log back, without a witness, and leaves all else as it is."""
     shutil.copy(place / SPACE / "ledger.db", folder["data"] / SPACE / "ledger.db")
+    (folder["state"] / SPACE / "anchor").unlink()
 
 
 def test_a_view_ahead_of_a_restored_log_is_computed_anew(opened, folder, tmp_path):
