@@ -148,6 +148,7 @@ class Log:
             yield SealedStore(snapshot, self._keyring, self.space)
 
     def head(self) -> Head:
+        self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
             return snapshot.head
 
