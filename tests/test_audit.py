@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memoranda.ledger.authority import ModelSession
-from memoranda.ledger.errors import IntegrityFault, MemorandaError
+from memoranda.ledger.errors import IntegrityFault, MemorandaError, RefusedError
 from memoranda.ledger.events import SHAPES
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.audit import AuditReport
@@ -344,6 +344,9 @@ def test_a_missing_last_event_is_found_at_the_head(books):
     ((head,),) = books.ask("SELECT position FROM heads")
 
     books.change(books.log, "DELETE FROM events WHERE position = ?", head)
+    with pytest.raises(RefusedError, match="the log is"):
+        books.audit()
+    (books.slots.parent / "anchor").unlink()
     report = books.audit()
 
     assert_found(report, head, frozenset({"head", "stray"}))
