@@ -179,9 +179,9 @@ class CommitProtocol:
             raise OutcomeUnknown(f"{fault}; the operation stays prepared") from fault
         except RefusedError as error:
             refused = error.refused
-            if refused.refusal is not Refusal.SERVICE_UNAVAILABLE:
+            if refused.refusal in {Refusal.EXECUTION_FENCED, Refusal.BUSY}:
                 raise
-            message = f"{refused.message}; the operation stays prepared"
+            message = f"{refused.message or refused.code}; the operation stays prepared"
             return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
         return self._rolled_on(decision, answer)
 

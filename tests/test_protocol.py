@@ -7,7 +7,7 @@ import pytest
 from tests.providers import Company, company
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
-from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
 from memoranda.ledger.ports import Ports
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
@@ -574,9 +574,9 @@ def test_a_log_closed_under_a_prepared_commit_leaves_the_outcome_unknown(
 ):
     world.at_step = lambda step: hosted._parts.log.close() if step == "commit:prepared" else None
 
-    with pytest.raises(OutcomeUnknown):
-        main.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+    answer = main.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
 
+    assert answer.refusal is Refusal.OUTCOME_UNKNOWN
     assert states(opened()) == {"op-1": "prepared"}
 
 
