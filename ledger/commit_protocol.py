@@ -87,7 +87,7 @@ class CommitProtocol:
         self._log = log
         self._stamps = stamps
         self._ports = ports
-        self._forgetting = forgetting
+        self.forgetting = forgetting
         self.writers = Writers()
 
     @property
@@ -116,7 +116,7 @@ class CommitProtocol:
     def finish(self) -> None:
         """Removes the keys that were named; a fault comes after the append: nobody may say no."""
         try:
-            self._forgetting.finish()
+            self.forgetting.finish()
         except (StorageFault, RefusedError) as error:
             raise OutcomeUnknown("it is durable; the keys it names are removed later") from error
 
@@ -194,7 +194,7 @@ class CommitProtocol:
         answer: Event | Receipt | Refused,
     ) -> Receipt | Refused:
         names_keys = isinstance(decision, Decided) and decision.names_keys
-        if names_keys or self._forgetting.is_owed:
+        if names_keys or self.forgetting.is_owed:
             self.finish()
         return _receipt(answer)
 

@@ -4,13 +4,20 @@ The tombstone comes first and the keys go second: a crash between leaves a promi
 remembers, where the other order would lose a memory without a trace. Every step may be repeated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from memoranda.ledger.decisions import FORGET_TAG
 from memoranda.ledger.entries import Draft, Event, Selector
-from memoranda.ledger.events import ForgetCompleted, OperationAborted, RecordCommitted
+from memoranda.ledger.events import (
+    ForgetCompleted,
+    OperationAborted,
+    RecordBody,
+    RecordCommitted,
+)
+from memoranda.ledger.guards import Seen, captured_at, message_guard
 from memoranda.ledger.log import ROTATIONS, Log
 from memoranda.ledger.sealed_store import SealedStore
+from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import Stamps, microseconds
 
 FORGETS = Selector(FORGET_TAG, (RecordCommitted, OperationAborted), newest=False)
@@ -18,6 +25,8 @@ COMPLETIONS = Selector(FORGET_TAG, (ForgetCompleted,))
 
 SHARED_US = 2_000_000
 """Forgets that follow a key rotation so soon share the next one (DESIGN 5)."""
+
+SHARED = "it shares the next key rotation, two seconds after the one before"
 
 Purge = Callable[[], str | None]
 """Removes what was derived from the log; why it could not, if so."""
@@ -30,7 +39,13 @@ class Forgetting:
         self._log = log
         self._stamps = stamps
         self._purges = purges
-        self.is_owed = False
+        self._reasons: tuple[str, ...] = ()
+        self._removed_through = 0
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether something held the last erasure up."""
+        return bool(self._reasons)
 
     def finish(self, *, is_urgent: bool = False) -> tuple[str, ...]:
         """Finishes every pending forget; why some are not finished, if so.
@@ -40,33 +55,36 @@ class Forgetting:
         with self._log.exclusive():
             with self._log.reading() as store:
                 pending = pending_in(store)
-                newest = store.select(ROTATIONS)
-            if not pending:
-                self.is_owed = False
-                return ()
-            self._stamps.step("forget:appended")
-            tombstones = [it.row for it in pending if isinstance(it.header, RecordCommitted)]
-            self._log.journal.add(tombstones)
-            self._stamps.step("forget:journalled")
-            self._log.remove_keys(tuple(key_id for event in pending for key_id in _keys(event)))
-            self._stamps.step("forget:keys-removed")
-            reasons = self._removed(needs_rotation=bool(tombstones), newest=newest, now=is_urgent)
-            if not reasons:
+                rotated = store.select(ROTATIONS)
+            tombstones = [it for it in pending if isinstance(it.header, RecordCommitted)]
+            is_early = bool(tombstones) and not is_urgent and self._is_early(rotated)
+            if pending and pending[-1].position > self._removed_through:
+                self._remove(pending, tombstones)
+            self._reasons = ()
+            if pending:
+                self._reasons = (SHARED,) if is_early else self._swept(bool(tombstones))
+            if pending and not self._reasons:
                 self._complete(pending[-1].position)
-            self.is_owed = bool(reasons)
-            return reasons
+            return self._reasons
 
-    def _removed(
-        self, *, needs_rotation: bool, newest: Sequence[Event], now: bool
-    ) -> tuple[str, ...]:
+    def _is_early(self, rotated: Sequence[Event]) -> bool:
+        clock = microseconds(self._stamps.now())
+        return bool(rotated) and 0 <= clock - rotated[0].recorded_at < SHARED_US
+
+    def _remove(self, pending: Sequence[Event], tombstones: Sequence[Event]) -> None:
+        """The journal first: what it names can be removed again from any older copy."""
+        self._stamps.step("forget:appended")
+        self._log.journal.add(event.row for event in tombstones)
+        self._stamps.step("forget:journalled")
+        self._log.remove_keys(tuple(key_id for event in pending for key_id in _keys(event)))
+        self._stamps.step("forget:keys-removed")
+        self._removed_through = pending[-1].position
+
+    def _swept(self, needs_rotation: bool) -> tuple[str, ...]:
         """Everything beside the keys: derived rows, the wrapping key before, write-ahead logs."""
         reasons = [reason for purge in self._purges if (reason := purge())]
         self._stamps.step("forget:purged")
-        clock = microseconds(self._stamps.now())
-        is_shared = bool(newest) and 0 <= clock - newest[0].recorded_at < SHARED_US
-        if needs_rotation and is_shared and not now:
-            reasons.append("it shares the next key rotation, two seconds after the one before")
-        elif needs_rotation:
+        if needs_rotation:
             self._log.rotate_keys()
             self._stamps.step("forget:rotated")
         if not self._log.truncate():
@@ -88,8 +106,24 @@ def pending_in(store: SealedStore) -> list[Event]:
 def erased_through(store: SealedStore) -> int:
     """The position up to which everything that was forgotten is erased."""
     completed = store.select(COMPLETIONS)
-    header = completed[0].header if completed else None
-    return header.through if isinstance(header, ForgetCompleted) else 0
+    return _through(completed[0]) if completed else 0
+
+
+def _through(completed: Event) -> int:
+    assert isinstance(completed.header, ForgetCompleted), "the selector asks for one shape"
+    return completed.header.through
+
+
+def _copies(store: SealedStore, tombstone: Event) -> Iterator[str]:
+    """The captured messages that still say what the record was taken from."""
+    body = tombstone.body(RecordBody)
+    blocked = body.value["blocked_sources"] if body else ()
+    assert isinstance(blocked, list | tuple), "a tombstone lists its blocks"
+    for address in dict.fromkeys(subject(ref) for ref in blocked if parse_ref(ref)):
+        seen = Seen()
+        seen.look(store, [message_guard(address)])
+        if captured_at(seen, address):
+            yield f"the captured message {address}"
 
 
 def _keys(event: Event) -> tuple[str, ...]:

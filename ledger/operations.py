@@ -40,6 +40,7 @@ from memoranda.ledger.oplog import say
 from memoranda.ledger.receipts import (
     ConflictReceipt,
     DeliveryReceipt,
+    ForgetReceipt,
     PreparedReceipt,
     Receipt,
     conflict_receipt_of,
@@ -116,9 +117,11 @@ class Ledger:
         """Brings a retired record back; fields as in `commands.Reactivate`."""
         return self._record(caller, Reactivate, request)
 
-    def forget(self, caller: Caller, **request: object) -> Receipt | Refused:
-        """Leaves a tombstone and removes keys and bodies; fields as in `commands.Forget`."""
-        return self._record(caller, Forget, request)
+    def forget(self, caller: Caller, **request: object) -> ForgetReceipt | Refused:
+        """Leaves a tombstone and erases the rest; fields as in `commands.Forget`."""
+        answer = self._record(caller, Forget, request)
+        assert isinstance(answer, ForgetReceipt | Refused), "a forget answers as one"
+        return answer
 
     def commit(self, caller: Caller, request: Mapping[str, object]) -> Receipt | Refused:
         """The one way in: `{id, key, expected, value}` of PM 1.7."""
@@ -164,7 +167,13 @@ class Ledger:
             raise
         refused = sum(isinstance(answer, Refused) for answer in answers)
         say(logging.INFO, "commit_many", committed=len(answers) - refused, refused=refused)
-        return answers
+        return tuple(self._told(answer) for answer in answers)
+
+    def _told(self, answer: Receipt | Refused) -> Receipt | Refused:
+        """A forget's receipt says how far its erasure is."""
+        if isinstance(answer, Receipt) and answer.status == "forgotten":
+            return self._protocol.forgetting.told(answer)
+        return answer
 
     def _decided_together(self, caller: Caller, many: CommitMany) -> tuple[Receipt | Refused, ...]:
         admitted = [self._any(request) for request in many.requests]
@@ -233,7 +242,7 @@ class Ledger:
 
     def _commit(self, caller: Caller, request: Request | Refused, name: str) -> Receipt | Refused:
         def committed(admitted: Request) -> Receipt | Refused:
-            return self._protocol.commit(admitted, caller)
+            return self._told(self._protocol.commit(admitted, caller))
 
         return self._answered(name, request, committed)
 

@@ -45,6 +45,19 @@ class Receipt(Value):
     replayed: bool = False
 
 
+class ForgetReceipt(Receipt):
+    """A forget: `forgotten_at` when no read shows it any more, `erased_at` when no file holds it.
+
+    While something holds the erasure up, `pending` says what. `copies` are those that the ledger
+    does not own, or was not asked to take.
+    """
+
+    forgotten_at: str
+    erased_at: str | None
+    pending: tuple[str, ...]
+    copies: tuple[str, ...]
+
+
 class AbortReceipt(Value):
     """A prepared operation that ended without effect: the same fields, those of effects None.
 

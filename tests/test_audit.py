@@ -164,6 +164,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
         query = "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_id = ?"
         books.removed_key = raw.execute(query, (key_id,)).fetchone()
     assert memory.forget(gone.record_id, 2).status == "forgotten"
+    assert memory.finish_forgets() == ()
     assert memory.remember("one more after the forget").to_revision == 1
     assert len(memory.records(include_inactive=True)) > 4
     assert isinstance(memory.search("kyoto"), tuple)

@@ -13,6 +13,7 @@ from memoranda.ledger.events import Tier
 from memoranda.ledger.receipts import (
     ConflictReceipt,
     DeliveryReceipt,
+    ForgetReceipt,
     PreparedReceipt,
     Receipt,
 )
@@ -221,15 +222,19 @@ class Writing(Seat):
         *,
         with_sources: bool = False,
         operation_id: str | None = None,
-    ) -> Receipt | Refused:
-        """Leaves a tombstone and removes keys and bodies; with its captured messages, if asked."""
-        return self._on_record(
-            self._parts.ledger.forget,
-            record_id,
-            expected_revision,
-            operation_id,
+    ) -> ForgetReceipt | Refused:
+        """Leaves a tombstone and erases the rest; its captured messages too, if asked."""
+        return self._parts.ledger.forget(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            record_id=record_id,
+            expected_revision=expected_revision,
             with_sources=with_sources,
         )
+
+    def finish_forgets(self) -> tuple[str, ...]:
+        """Finishes every erasure that was held up; why some still are, if so."""
+        return self._parts.forgetting.finish(is_urgent=True)
 
     def migrate(
         self, path: Path | str, *, dry_run: bool = False, progress: Progress | None = None
@@ -310,7 +315,7 @@ class Writing(Seat):
         record_id: str,
         expected_revision: int,
         operation_id: str | None,
-        **more: str | bool,
+        **more: str,
     ) -> Receipt | Refused:
         return verb(
             self.caller,
