@@ -62,7 +62,9 @@ class Forgetting:
                 self._remove(pending, tombstones)
             self._reasons = ()
             if pending:
-                self._reasons = (SHARED,) if is_early else self._swept(bool(tombstones))
+                self._reasons = (
+                    (SHARED,) if is_early else self._swept(needs_rotation=bool(tombstones))
+                )
             if pending and not self._reasons:
                 self._complete(pending[-1].position)
             return self._reasons
@@ -80,7 +82,7 @@ class Forgetting:
         self._stamps.step("forget:keys-removed")
         self._removed_through = pending[-1].position
 
-    def _swept(self, needs_rotation: bool) -> tuple[str, ...]:
+    def _swept(self, *, needs_rotation: bool) -> tuple[str, ...]:
         """Everything beside the keys: derived rows, the wrapping key before, write-ahead logs."""
         reasons = [reason for purge in self._purges if (reason := purge())]
         self._stamps.step("forget:purged")
@@ -90,6 +92,23 @@ class Forgetting:
         if not self._log.truncate():
             reasons.append("a reader holds an old snapshot, so a write-ahead log cannot be emptied")
         return tuple(reasons)
+
+    def told(self, receipt: Receipt) -> ForgetReceipt:
+        """A forget's receipt with how far its erasure is, and which copies are out of its reach."""
+        with self._log.reading() as store:
+            completed = store.select(Selector(FORGET_TAG, (ForgetCompleted,), newest=False))
+            covering = (it for it in completed if _through(it) >= receipt.position)
+            erased = next(covering, None)
+            tombstone = store.at(receipt.position)
+            copies = tuple(_copies(store, tombstone)) if tombstone else ()
+        pending = self._reasons or ("another process is at it",)
+        return ForgetReceipt(
+            **dict(receipt),
+            forgotten_at=receipt.decided_at,
+            erased_at=time_text(moment_of(erased.recorded_at)) if erased else None,
+            pending=() if erased else pending,
+            copies=copies,
+        )
 
     def _complete(self, through: int) -> None:
         with self._log.deciding() as store:
