@@ -16,9 +16,10 @@ from memoranda.ledger.events import (
 )
 from memoranda.ledger.guards import Seen, captured_at, message_guard
 from memoranda.ledger.log import ROTATIONS, Log
+from memoranda.ledger.receipts import ForgetReceipt, Receipt
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sources import parse_ref, subject
-from memoranda.ledger.stamps import Stamps, microseconds
+from memoranda.ledger.stamps import Stamps, microseconds, moment_of, time_text
 
 FORGETS = Selector(FORGET_TAG, (RecordCommitted, OperationAborted), newest=False)
 COMPLETIONS = Selector(FORGET_TAG, (ForgetCompleted,))
