@@ -57,8 +57,9 @@ class Forgetting:
             with self._log.reading() as store:
                 pending = pending_in(store)
                 rotated = store.select(ROTATIONS)
+                latest = store.head.recorded_at
             tombstones = [it for it in pending if isinstance(it.header, RecordCommitted)]
-            is_early = bool(tombstones) and not is_urgent and self._is_early(rotated)
+            is_early = bool(tombstones) and not is_urgent and self._is_early(rotated, latest)
             if pending and pending[-1].position > self._removed_through:
                 self._remove(pending, tombstones)
             self._reasons = ()
@@ -70,9 +71,10 @@ class Forgetting:
                 self._complete(pending[-1].position)
             return self._reasons
 
-    def _is_early(self, rotated: Sequence[Event]) -> bool:
-        clock = microseconds(self._stamps.now())
-        return bool(rotated) and 0 <= clock - rotated[0].recorded_at < SHARED_US
+    def _is_early(self, rotated: Sequence[Event], latest: int) -> bool:
+        # By the log's own time, which never runs backwards.
+        now = max(latest, microseconds(self._stamps.now()))
+        return bool(rotated) and now - rotated[0].recorded_at < SHARED_US
 
     def _remove(self, pending: Sequence[Event], tombstones: Sequence[Event]) -> None:
         """The journal first: what it names can be removed again from any older copy."""

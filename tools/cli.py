@@ -201,7 +201,11 @@ _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {
     "forgotten": (
         "Keys and proof",
         "What was forgotten, and what is still found.",
-        {"prove": cli_recall.prove, "list": cli_recall.forgotten},
+        {
+            "prove": cli_recall.prove,
+            "list": cli_recall.forgotten,
+            "finish": cli_recall.finish,
+        },
     ),
     "keys": (
         "Keys and proof",

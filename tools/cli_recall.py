@@ -139,6 +139,15 @@ def forgotten(
     return Answer(page.model_dump(mode="json"), shown)
 
 
+def finish(context: typer.Context, *, _json: Json = False) -> Answer:
+    """Finish every erasure that was held up; the ledger also does so by itself."""
+    with run_of(context).memory() as memory:
+        reasons = memory.finish_forgets()
+    shown = [line(f"Not erased yet: {reason}.", "yellow") for reason in reasons]
+    done = line("Everything that was forgotten is erased from every file.")
+    return Answer({"pending": list(reasons)}, shown or [done])
+
+
 def rebuild(context: typer.Context, *, _json: Json = False) -> Answer:
     """Compute every view anew from the log; nothing can be lost by it."""
     with run_of(context).memory() as memory:

@@ -11,7 +11,7 @@ from rich.console import Group
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem, put
 from memoranda.tools.cli_run import Expect, Json, Operation, RecordArgument, Run, run_of
-from memoranda.tools.render import evidence_page, line, short
+from memoranda.tools.render import erasure_lines, evidence_page, line, short
 
 if TYPE_CHECKING:
     from memoranda.ledger.events import Tier
@@ -270,9 +270,18 @@ def forget(
     """
 
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
-        return memory.forget(
+        answer = memory.forget(
             to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
         )
+        if isinstance(answer, Refused) or answer.erased_at is not None:
+            return answer
+        # This process ends here: it has nobody to share a key rotation with.
+        memory.finish_forgets()
+        again = memory.forget(
+            to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
+        )
+        is_replay = {"replayed": answer.replayed}
+        return again if isinstance(again, Refused) else again.model_copy(update=is_replay)
 
     return _decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
 
@@ -316,5 +325,5 @@ def _answer(receipt: "Receipt | Refused", done: str) -> Answer | Refused:
         shown = [f"Done before; the first answer: {name}, revision {receipt.to_revision}."]
     return Answer(
         {"receipt": receipt.model_dump(mode="json")},
-        [*shown, line(f"Operation {receipt.operation_id}", "dim")],
+        [*shown, *erasure_lines(receipt), line(f"Operation {receipt.operation_id}", "dim")],
     )

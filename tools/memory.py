@@ -137,7 +137,7 @@ def assemble(
         checked: tuple[View, ...] = (RecordsView(), index)
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
         protocol = CommitProtocol(log, stamps, ports, forgetting)
-        forgetting.finish()
+        forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
         if settings.legacy is not None:
             migration.ensure(PersonClient(), settings.legacy.expanduser())

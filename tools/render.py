@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     # The pages of --help must not wait for the ledger.
     from memoranda.ledger.events import Actor, Conflict
     from memoranda.ledger.personal import AnyRecord, Source
+    from memoranda.ledger.receipts import Receipt
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
     from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
@@ -110,6 +111,19 @@ def record_table(reads: Sequence["RecordRead"]) -> Table:
         status = record.status if read.is_active or record.status != "accepted" else "inactive"
         table.add_row(*head, status, record.tier, newest, line(record.content))
     return table
+
+
+def erasure_lines(receipt: "Receipt") -> list[RenderableType]:
+    """How far a forget's erasure is, and what it did not take; nothing for other receipts."""
+    lines: list[RenderableType] = []
+    if erased_at := getattr(receipt, "erased_at", None):
+        lines.append(f"Erased from every file of the ledger, {when(erased_at)}.")
+    for reason in getattr(receipt, "pending", ()):
+        lines.append(Text(f"Not erased yet: {reason}.", "yellow"))
+    if getattr(receipt, "pending", ()):
+        lines.append("The ledger goes on by itself; `memoranda forgotten finish` tries at once.")
+    lines += [line(f"Not taken along: {copy}.") for copy in getattr(receipt, "copies", ())]
+    return lines
 
 
 def operation_table(lines: Sequence["OperationLine"]) -> Table:

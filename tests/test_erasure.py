@@ -1,0 +1,224 @@
+"""Erasure: no file holds a forgotten fact, old keys are destroyed, receipts are honest."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from memoranda.ledger.errors import IntegrityFault, RefusedError
+from memoranda.ledger.receipts import ForgetReceipt
+from memoranda.ledger.slots import SlotFile
+from memoranda.tools.memory import Memory
+
+REF = "personal-message:s-main-1:"
+KEY = "preference/reply-language"
+FACT = "Answers in Chinese are wanted."
+
+
+def slots_of(folder: dict[str, Path]) -> SlotFile:
+    return SlotFile(folder["state"] / "us_alice" / "slots")
+
+
+def forget(memory: Memory, content: str = FACT, **more: object) -> ForgetReceipt:
+    made = memory.publish("a fact", content)
+    receipt = memory.forget(made.record_id, made.to_revision, **more)
+    assert isinstance(receipt, ForgetReceipt)
+    return receipt
+
+
+# -- honest receipts ------------------------------------------------------------------------------
+
+
+def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(memory, primary):
+    made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
+
+    receipt = memory.forget(made.record_id, 1)
+
+    assert receipt.forgotten_at == receipt.decided_at
+    assert receipt.erased_at is not None
+    assert receipt.erased_at >= receipt.forgotten_at
+    assert receipt.pending == ()
+    assert receipt.copies == (f"the captured message {REF}42",)
+
+
+def test_with_its_sources_a_forget_leaves_no_copy(memory, primary):
+    made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
+
+    assert memory.forget(made.record_id, 1, with_sources=True).copies == ()
+
+
+def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says_so(memory, folder):
+    made = memory.publish("a fact", FACT)
+    log = folder["data"] / "us_alice" / "ledger.db"
+    with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM events").fetchone() > (0,)
+
+        receipt = memory.forget(made.record_id, 1, operation_id="op-forget")
+
+        assert receipt.erased_at is None
+        assert any("old snapshot" in reason for reason in receipt.pending)
+        assert memory.read(made.record_id).refusal.number == "F35"
+        assert memory.finish_forgets() == receipt.pending
+    assert memory.finish_forgets() == ()
+    again = memory.forget(made.record_id, 1, operation_id="op-forget")
+    assert again.replayed
+    assert again.erased_at is not None
+    assert again.pending == ()
+
+
+def test_an_erasure_that_was_held_up_is_finished_by_the_next_commit_or_opening(
+    opened, world, folder
+):
+    for finish in ("commit", "opening"):
+        memory = opened()
+        made = memory.publish(f"a fact {finish}", FACT)
+        log = folder["data"] / "us_alice" / "ledger.db"
+        with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM events").fetchone()
+            pending = memory.forget(made.record_id, 1, operation_id=f"op-{finish}")
+            assert pending.erased_at is None
+            world.move(seconds=10)
+            if finish == "opening":
+                memory.close()
+        if finish == "commit":
+            memory.remember("something else")
+        done = opened().forget(made.record_id, 1, operation_id=f"op-{finish}")
+        assert done.erased_at is not None
+
+
+# -- key epochs -----------------------------------------------------------------------------------
+
+
+def test_each_forget_puts_a_new_wrapping_key_in_force_and_destroys_the_old_one(memory, folder):
+    before = slots_of(folder).read()
+
+    forget(memory)
+
+    after = slots_of(folder).read()
+    assert set(before) == {1}
+    assert set(after) == {2}
+    slots = (folder["state"] / "us_alice" / "slots").read_bytes()
+    assert before[1] not in slots
+
+
+def test_forgets_within_two_seconds_share_the_next_rotation(memory, world, folder):
+    first = forget(memory)
+    assert first.erased_at is not None
+
+    shared = [forget(memory, f"{FACT} {n}") for n in range(3)]
+    assert {it.erased_at for it in shared} == {None}
+    assert "shares" in shared[0].pending[0]
+    assert set(slots_of(folder).read()) == {2}
+
+    world.move(seconds=3)
+    memory.remember("whatever comes next finishes them")
+    assert set(slots_of(folder).read()) == {3}
+    assert memory.finish_forgets() == ()
+    for number, receipt in enumerate(shared):
+        assert memory.remnants(f"{FACT} {number}").remnants == ()
+        again = memory.forget(receipt.record_id, 1, operation_id=receipt.operation_id)
+        assert again.refusal.number == "F22"
+    assert memory.audit.verify().findings == ()
+
+
+def test_closing_waits_for_no_other_forget(opened, folder):
+    memory = opened()
+    forget(memory)
+    assert forget(memory, "Another").erased_at is None
+
+    memory.close()
+
+    assert set(slots_of(folder).read()) == {3}
+
+
+def test_a_fresh_forget_after_a_rotation_by_hand_shares_nothing_older(memory, world):
+    assert memory.rotate_keys() == 2
+    world.move(seconds=2.1)
+
+    assert forget(memory).erased_at is not None
+
+
+# -- the anchor -----------------------------------------------------------------------------------
+
+
+def copies(folder: dict[str, Path], place: Path) -> None:
+    shutil.copytree(folder["data"], place)
+
+
+@pytest.mark.parametrize("other", [0, 5], ids=["rolled back", "forked"])
+def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(opened, folder, tmp_path, other):
+    memory = opened()
+    memory.remember("one")
+    memory.close()
+    copies(folder, tmp_path / "kept")
+    memory = opened()
+    memory.remember("two")
+    memory.close()
+    anchor = folder["state"] / "us_alice" / "anchor"
+    kept = anchor.read_bytes()
+    shutil.rmtree(folder["data"])
+    shutil.copytree(tmp_path / "kept", folder["data"])
+    if other:
+        anchor.unlink()
+        memory = opened()
+        for n in range(other):
+            memory.remember(f"another line {n}")
+        memory.close()
+        anchor.write_bytes(kept)
+
+    with pytest.raises(RefusedError, match="the log is") as refused:
+        opened()
+
+    assert refused.value.refused.refusal.code == "space_unknown"
+    assert ("older copy" in str(refused.value)) is (other == 0)
+
+
+def test_a_damaged_anchor_is_a_finding_of_the_opening(opened, folder):
+    opened().close()
+    (folder["state"] / "us_alice" / "anchor").write_text('{"position": "many"}')
+
+    with pytest.raises(IntegrityFault, match="anchor"):
+        opened()
+
+
+def test_a_log_that_went_missing_beside_its_anchor_is_not_begun_anew(opened, folder):
+    memory = opened()
+    memory.remember("one")
+    memory.close()
+    shutil.rmtree(folder["data"])
+
+    with pytest.raises(RefusedError, match="missing or empty"):
+        opened()
+
+    assert not (folder["data"] / "us_alice" / "ledger.db").exists()
+
+
+def test_the_anchor_follows_a_long_life_without_a_close(memory, folder):
+    anchor = folder["state"] / "us_alice" / "anchor"
+    before = anchor.read_bytes() if anchor.exists() else b""
+
+    memory.commit_many(
+        {"name": "publish", "operation_id": f"op-{n}", "key": f"k{n}", "content": "x"}
+        for n in range(300)
+    )
+
+    assert anchor.read_bytes() != before
+
+
+def test_the_journal_holds_every_tombstone_sealed_and_outlives_a_line_that_was_cut(memory, folder):
+    journal = folder["state"] / "us_alice" / "forgotten"
+    first = forget(memory)
+    with journal.open("ab") as file:
+        file.write(b'{"position": 3, "ty')
+
+    second = forget(memory, "Another fact")
+
+    rows = memory._parts.log.journal.read()
+    assert [row.position for row in rows] == [first.position, second.position]
+    assert first.record_id.encode() not in journal.read_bytes()
+    with memory._parts.log.reading() as store:
+        assert [store.at(row.position).row for row in rows] == rows
