@@ -160,7 +160,8 @@ def _entered(
     try:
         state = answer.result(within_s)
     except Exception as error:
-        if answer.cancel() or not isinstance(error, TimeoutError):
+        # It may have answered in the last moment; a provider's own time-out is a failure as well.
+        if answer.cancel() or answer.exception():
             message = f"the {name} provider failed or did not answer in time"
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, name, message)) from error
         state = answer.result()

@@ -579,6 +579,17 @@ def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_i
     assert [provider.held for provider in firm.all] == [0, 0, 0]
 
 
+def test_a_provider_that_gives_up_by_itself_is_unavailable_like_any_other_that_fails(item, firm):
+    def give_up() -> None:
+        raise TimeoutError
+
+    firm.leaves.before = give_up
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "authorizations")
+    assert [provider.held for provider in firm.all] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "lose",
     [
