@@ -683,3 +683,12 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     embedded = opened()
     assert embedded.host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
     assert isinstance(settle(embedded), AbortReceipt)
+
+
+def test_a_fenced_host_with_providers_refuses_a_whole_batch_and_knows_that_it_did(opened, firm):
+    old = opened(host="backend-1", ports=firm.ports)
+    opened(host="backend-2")
+
+    (answer,) = old.commit_many([publication()])
+
+    assert answer.refusal is Refusal.EXECUTION_FENCED
