@@ -131,8 +131,6 @@ class CommitProtocol:
         protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
         with protection as protected, self._log.deciding() as store:
             moment = self._moment(store, protected)
-            if moment.is_fenced:
-                return Refused(Refusal.EXECUTION_FENCED)
             decision = judge(store, slice_at(moment), protected.observed(store))
             if isinstance(decision, Decided):
                 protected.mirror(store)

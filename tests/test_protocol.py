@@ -685,6 +685,17 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     assert isinstance(settle(embedded), AbortReceipt)
 
 
+def test_a_conflict_too_rests_on_the_data_sets_that_the_space_was_bound_by(opened, main, item):
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+    other = main.publish("preference/tea", "green", sources=[f"{REF}88"]).record_id
+    embedded = opened()
+
+    for caller in (main.caller, item.caller):
+        answer = embedded.acting_as(caller).open_conflict(ID, other, "both?")
+        assert answer.refusal is Refusal.BINDING_MISMATCH
+    assert embedded.open_conflict(ID, other, "both?").state == "open"
+
+
 def test_a_fenced_host_with_providers_refuses_a_whole_batch_and_knows_that_it_did(opened, firm):
     old = opened(host="backend-1", ports=firm.ports)
     opened(host="backend-2")
