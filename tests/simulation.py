@@ -199,10 +199,11 @@ class Simulation:
 
     def begin(self, process: Process) -> None:
         self.restart(process)
-        memory = process.memory
-        for session, seq in SAID:
-            message = {"session": session, "seq": seq, "role": "user", "text": f"{session} {seq}"}
-            list(memory.capture([message | {"at": "2026-10-05"}]))
+        messages = (
+            {"session": session, "seq": seq, "role": "user", "text": f"{session} {seq}"}
+            for session, seq in SAID
+        )
+        list(process.memory.capture(message | {"at": "2026-10-05"} for message in messages))
         self.bind(process, SESSIONS[0])
         for item in ITEMS:
             self.charge(process, item)
@@ -470,6 +471,10 @@ class Simulation:
         fresh = {it.position for _, it in receipts if isinstance(it, Receipt) and not it.replayed}
         assert process.committed <= fresh, "what was committed is what was answered"
         for operation, receipt in receipts:
+            if operation not in self.oracle.names:
+                # One batch has said it and forgotten it; the log keeps no name of it.
+                assert receipt.position in self.oracle.ended.values()
+                continue
             assert receipt.position == self.oracle.end_of(operation)
             kept = receipt.model_copy(update={"replayed": False})
             if operation in self.receipts or not self.chance(0.16):
