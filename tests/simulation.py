@@ -153,7 +153,7 @@ class Simulation:
         if others and self.chance(0.6):
             self.act(self.dice.choice(others), self.anything())
         elif self.firm:
-            self.guards_change(process)
+            self.fences(process)
 
     def kill(self) -> None:
         """Ends the acting process, or all of them: then the files as they lie are what is left."""
@@ -225,6 +225,14 @@ class Simulation:
             self.bind(process, self.dice.choice(SESSIONS))
         else:
             change(process, item)
+
+    def fences(self, process: Process) -> None:
+        """Whoever acts may have no right to any more."""
+        item = self.dice.choice(ITEMS)
+        if self.chance(0.5):
+            self.bind(process, self.dice.choice(SESSIONS))
+        else:
+            self.dice.choice([self.stop, self.revoke])(process, item)
 
     def bind(self, process: Process, session: str) -> None:
         if self.firm is None:
