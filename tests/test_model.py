@@ -146,7 +146,7 @@ class Model:
 
     def refusal(self, command: Command) -> str | None:
         """The number that wins by PM 2.5; None when the command is taken."""
-        rules = (self._caller, self._state, self._form, self._source, self._conflict)
+        rules = (self._caller, self._state, self._form, self._source, self._end)
         return next((number for each in rules if (number := each(command))), None)
 
     def _caller(self, command: Command) -> str | None:
@@ -167,8 +167,6 @@ class Model:
     def _state(self, command: Command) -> str | None:
         fact = self.facts[command.key]
         if command.action in {"propose", "publish"}:
-            if fact.status in LIVE:
-                return "F17"
             return "F33" if command.item and fact.status == "forgotten" else None
         if fact.status is None:
             return "F35"
@@ -206,7 +204,10 @@ class Model:
         is_owned = any(wanted & other.cited for other in others if other.status in LIVE)
         return "F14" if is_owned else None
 
-    def _conflict(self, command: Command) -> str | None:
+    def _end(self, command: Command) -> str | None:
+        is_opening = command.action in {"propose", "publish"}
+        if is_opening and self.facts[command.key].status in LIVE:
+            return "F17"
         is_open = any(command.key in pair for pair in self.conflicts.values())
         return "F27" if command.action == "accept" and is_open else None
 
