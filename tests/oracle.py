@@ -59,6 +59,8 @@ class Oracle:
     position: int = 0
     term: int = 0
     holder: str = "local"
+    wrote: dict[str, int] = field(default_factory=dict)
+    """When each host last wrote, in microseconds."""
     open: dict[str, str] = field(default_factory=dict)
     """The operations that hold a record, with that record."""
     ended: dict[str, int] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class Oracle:
                 self._committed(event)
             case ConflictChanged():
                 self._conflict(event)
+        self.wrote[host] = event.recorded_at
         assert self.holder == host, "an older term appends nothing"
 
     def value(self, record_id: str) -> dict | None:

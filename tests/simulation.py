@@ -17,7 +17,7 @@ from memoranda.ledger.personal import record_id_of
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, Receipt
 from memoranda.ledger.rules import ABORTED
-from memoranda.ledger.stamps import moment_of
+from memoranda.ledger.stamps import microseconds, moment_of
 from memoranda.tools.memory import Memory, open_memory
 
 SESSIONS = ("s-main-1", "s-main-2")
@@ -426,8 +426,13 @@ class Simulation:
             self.settle(process, self.dice.choice(operations))
 
     def settle(self, process: Process, operation: str) -> Answer:
+        was_open = operation in self.open_operations()
         answer = process.memory.reconcile(operation, writers_stopped=True, reason="crashed")
         self.heard(process, [operation], [answer])
+        if was_open and isinstance(answer, AbortReceipt):
+            a_minute_ago = microseconds(self.world.moment) - 60_000_000
+            wrote = self.oracle.wrote.items()
+            assert all(at <= a_minute_ago for host, at in wrote if host != process.host)
         return answer
 
     def rotates(self, process: Process) -> None:

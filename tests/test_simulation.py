@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.simulation import Simulation
 
-from memoranda.ledger import decisions, guards, rules
+from memoranda.ledger import decisions, guards, reconcile, rules
 from memoranda.ledger.case import Case
 from memoranda.ledger.events import OperationAborted
 from memoranda.ledger.log import Log
@@ -19,7 +19,7 @@ from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sqlite_log import SQLiteRecorder, SQLiteTransaction
 
 ACTIONS = 80
-SEEDS = 16
+SEEDS = 12
 PLANTED_SEEDS = 50
 STEPS_EXHAUSTIVE = 1_000_000
 SHARED_MEMORY = Path("/dev/shm")
@@ -116,6 +116,10 @@ def a_retry_is_a_new_operation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_replay", lambda *_: None)
 
 
+def a_live_host_is_not_asked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile, "HOST_LAPSES_US", 0)
+
+
 def a_forget_only_says_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DecidingStore, "erase_bodies", lambda *_: None)
     patch.setattr(Log, "remove_keys", lambda *_: None)
@@ -131,6 +135,7 @@ def a_forget_only_says_so(patch: pytest.MonkeyPatch) -> None:
         an_older_term_goes_on,
         a_lost_protection_goes_unnoticed,
         a_retry_is_a_new_operation,
+        a_live_host_is_not_asked_for,
         a_forget_only_says_so,
     ],
 )
