@@ -143,7 +143,9 @@ class CommitProtocol:
             return
         protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
         with protection as protected, self._log.deciding() as store:
-            protected.mirror(store)
+            # What was lost meanwhile may be older than what another process has copied since.
+            if protected.is_current:
+                protected.mirror(store)
 
     def _prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:
         with self._holding(request, caller) as protected, self._log.deciding() as store:

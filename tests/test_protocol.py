@@ -703,3 +703,15 @@ def test_a_fenced_host_with_providers_refuses_a_whole_batch_and_knows_that_it_di
     (answer,) = old.commit_many([publication()])
 
     assert answer.refusal is Refusal.EXECUTION_FENCED
+
+
+def test_a_read_copies_nothing_that_changed_while_it_asked(hosted, item, firm):
+    before = all_rows(hosted)
+    stopped = {"task-7": changed(firm.tasks.state["task-7"], stopped=True)}
+    firm.leaves.before = lambda: firm.tasks.lose(stopped)
+    assert item.records().refusal is Refusal.NOT_AUTHORIZED
+    assert all_rows(hosted) == before
+
+    firm.leaves.before = lambda: None
+    assert item.records() == ()
+    assert len(all_rows(hosted)) == len(before) + 3
