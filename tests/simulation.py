@@ -302,7 +302,7 @@ class Simulation:
             (30, self.says), (11, self.prepares), (16, self.says_again), (5, self.says_otherwise),
             (11, self.commits_what_is_open), (12, self.guards_change), (5, self.conflict),
             (4, self.many), (7, self.reconciles), (1, self.rotates), (5, self.time_jumps),
-            (3, self.message), (3, self.reads),
+            (3, self.message), (5, self.reads),
         )  # fmt: skip
         weights, actions = zip(*weighted, strict=True)
         return self.dice.choices(actions, weights)[0]
@@ -461,6 +461,7 @@ class Simulation:
 
     def reads(self, process: Process) -> None:
         """Every process serves what the log says, and what was acknowledged."""
+        process.memory.acting_as(self.caller()).records()
         served = process.memory.records(include_inactive=True)
         self.look(process)
         shown = sorted((read.record.model_dump(mode="json") for read in served), key=str)
