@@ -694,6 +694,8 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     assert states(other)["op-1"] == "prepared"
     embedded = opened()
     assert embedded.host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
+    assert embedded.host.stop_task("task-7").refusal is Refusal.BINDING_MISMATCH
+    assert embedded.host.revoke("ea-1").refusal is Refusal.BINDING_MISMATCH
     assert isinstance(settle(embedded), AbortReceipt)
 
 
