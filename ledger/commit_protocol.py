@@ -132,8 +132,6 @@ class CommitProtocol:
         protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
         with protection as protected, self._log.deciding() as store:
             moment = self._moment(store, protected)
-            if moment.is_fenced:
-                return Refused(Refusal.EXECUTION_FENCED)
             decision = judge(store, slice_at(moment), protected.observed(store))
             if isinstance(decision, Decided):
                 protected.mirror(store)
@@ -150,6 +148,9 @@ class CommitProtocol:
                 if not protected.news(known):
                     return
             with self._log.deciding() as store:
+                # What was lost meanwhile may be older than what another process has copied since.
+                if not protected.is_current:
+                    return
                 protected.mirror(store)
 
     def _prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:

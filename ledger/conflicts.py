@@ -59,7 +59,7 @@ class ConflictSlice:
     def execute(self, seen: Seen) -> Decided | ConflictReceipt | Refused:
         """The event, the receipt of a retry, or the first refusal by PM 2.5."""
         case = _Case(self, seen)
-        for rule in (_role, _identity, _authorization, _state):
+        for rule in (_role, _identity, _authorization, _state, _fence):
             answer = rule(case)
             if answer is not None:
                 return answer
@@ -147,6 +147,15 @@ def _state(case: _Case) -> Answer:
             return Refused(Refusal.TRANSITION_INVALID, field)
     is_pair = command.candidate_id != command.other_id
     return None if is_pair else Refused(Refusal.TRANSITION_INVALID, "other_id")
+
+
+def _fence(case: _Case) -> Answer:
+    """F6 and F29 at the commit point: protections held, authority from the data sets bound."""
+    moment = case.of.moment
+    if moment.is_fenced:
+        return Refused(Refusal.EXECUTION_FENCED)
+    is_bound = case.guards.role == "client" or case.guards.is_bound_by(moment.data_sets)
+    return None if is_bound else Refused(Refusal.BINDING_MISMATCH)
 
 
 def _decided(case: _Case) -> Decided:

@@ -23,6 +23,7 @@ from memoranda.ledger.events import (
     AuthorizationChanged,
     Binding,
     BindingChanged,
+    DataSets,
     Message,
     MessageCaptured,
     MessageHidden,
@@ -86,6 +87,10 @@ class Guards:
     binding: Binding | None
     task: Task | None
     authorization: Authorization | None
+
+    def is_bound_by(self, data_sets: DataSets) -> bool:
+        """Whether the providers are those that the space was bound by (F29)."""
+        return self.binding is None or self.binding.data_sets == data_sets
 
     def item_refusal(self, caller: Caller) -> Refusal | None:
         """Whether a background item is under its exact authorization; None for others."""

@@ -27,6 +27,7 @@ from memoranda.ledger.guards import BINDING, authorization_guard, task_guard
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy, screen
+from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sources import SEQ_MAX, parse_ref
 from memoranda.ledger.stamps import Stamps
 
@@ -191,9 +192,7 @@ class Host:
             data_sets=self._data_sets,
         )
 
-        def bound(known: Binding | None) -> Binding | Refused:
-            if known and known.data_sets not in {self._data_sets, DataSets()}:
-                return Refused(Refusal.BINDING_MISMATCH, "session_id")
+        def bound(known: Binding | None) -> Binding:
             return known if known and known.session_id == session_id else fresh
 
         return self._put(BINDING, BindingChanged(), Binding, bound)
@@ -244,6 +243,12 @@ class Host:
         guard = authorization_guard(authorization_id)
         return self._put(guard, AuthorizationChanged(), Authorization, revoked)
 
+    def _is_bound(self, store: DecidingStore) -> bool:
+        """Whether the space takes its authority from the data sets of this opening (PM 3.5)."""
+        newest = store.select(BINDING)
+        binding = newest[0].body(Binding) if newest else None
+        return binding is None or binding.data_sets in {self._data_sets, DataSets()}
+
     def _put(
         self,
         guard: Selector,
@@ -256,7 +261,9 @@ class Host:
             with self._log.deciding() as store:
                 newest = store.select(guard)
                 known = newest[0].body(shape) if newest else None
-                state = change(known)
+                state = (
+                    change(known) if self._is_bound(store) else Refused(Refusal.BINDING_MISMATCH)
+                )
                 if not isinstance(state, Refused) and state != known:
                     store.append(Draft(header, state, (guard.tag,)))
         except RefusedError as error:

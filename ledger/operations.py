@@ -158,7 +158,6 @@ class Ledger:
             return many
         try:
             answers = self._decided_together(caller, many)
-            self._protocol.finish()
         except RefusedError as error:
             self._say("commit_many", error.refused)
             return error.refused
@@ -195,6 +194,7 @@ class Ledger:
                     field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
                     raise RefusedError(replace(answer, field=field))
                 answers.append(answer)
+        self._protocol.finish()
         return tuple(answers)
 
     # -- conflicts --------------------------------------------------------------------------

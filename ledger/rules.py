@@ -307,13 +307,10 @@ def _fence(case: Case) -> Answer:
     """F6 and F29 at the commit point: protections held, authority from the data sets bound."""
     if case.moment.is_fenced:
         return Refused(Refusal.EXECUTION_FENCED)
-    binding = case.guards.binding
     rests_on_the_binding = case.guards.role != "client" or any(
         source.kind == "personal_message" for source in case.cited
     )
-    if binding is None or not rests_on_the_binding:
-        return None
-    is_bound = binding.data_sets == case.moment.data_sets
+    is_bound = not rests_on_the_binding or case.guards.is_bound_by(case.moment.data_sets)
     return None if is_bound else Refused(Refusal.BINDING_MISMATCH)
 
 

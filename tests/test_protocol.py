@@ -694,6 +694,8 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     assert states(other)["op-1"] == "prepared"
     embedded = opened()
     assert embedded.host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
+    assert embedded.host.stop_task("task-7").refusal is Refusal.BINDING_MISMATCH
+    assert embedded.host.revoke("ea-1").refusal is Refusal.BINDING_MISMATCH
     assert isinstance(settle(embedded), AbortReceipt)
 
 
@@ -752,3 +754,35 @@ def test_a_closed_ledger_says_so(memory):
     for read in (lambda: memory.read(ID), lambda: memory.revisions(ID), memory.status):
         with pytest.raises(RefusedError, match="closed"):
             read()
+
+
+def test_a_conflict_too_rests_on_the_data_sets_that_the_space_was_bound_by(opened, main, item):
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+    other = main.publish("preference/tea", "green", sources=[f"{REF}88"]).record_id
+    embedded = opened()
+
+    for caller in (main.caller, item.caller):
+        answer = embedded.acting_as(caller).open_conflict(ID, other, "both?")
+        assert answer.refusal is Refusal.BINDING_MISMATCH
+    assert embedded.open_conflict(ID, other, "both?").state == "open"
+
+
+def test_a_fenced_host_with_providers_refuses_a_whole_batch_and_knows_that_it_did(opened, firm):
+    old = opened(host="backend-1", ports=firm.ports)
+    opened(host="backend-2")
+
+    (answer,) = old.commit_many([publication()])
+
+    assert answer.refusal is Refusal.EXECUTION_FENCED
+
+
+def test_a_read_copies_nothing_that_changed_while_it_asked(hosted, item, firm):
+    before = all_rows(hosted)
+    stopped = {"task-7": changed(firm.tasks.state["task-7"], stopped=True)}
+    firm.leaves.before = lambda: firm.tasks.lose(stopped)
+    assert item.records().refusal is Refusal.NOT_AUTHORIZED
+    assert all_rows(hosted) == before
+
+    firm.leaves.before = lambda: None
+    assert item.records() == ()
+    assert len(all_rows(hosted)) == len(before) + 3
