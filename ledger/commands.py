@@ -71,11 +71,6 @@ def _reason(text: str) -> str:
     return text
 
 
-def _said(value: object) -> object:
-    """The value, or None where nothing was said."""
-    return value if isinstance(value, str) and value.strip() else None
-
-
 def normal_key(text: str) -> str:
     """The fact key in normalisation version 1 (PM 1.3)."""
     if any(unicodedata.category(character) in {"Cc", "Cs"} for character in text):
@@ -159,11 +154,11 @@ Revision = Annotated[StrictInt, Field(ge=1, le=REVISION_MAX)]
 SourceKind = Literal["personal_message", "file", "user_edit", "legacy"]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class SourceRef(_Strict):
+class SourceRef(Strict):
     """A cited source; text alone means a captured message."""
 
     kind: SourceKind
@@ -179,7 +174,7 @@ Sources = Annotated[
 ]
 
 
-class Command(_Strict):
+class Command(Strict):
     """One semantic intent; `operation_id` names it for ever. `SCREENED` fields hold free text."""
 
     ACTION: ClassVar[Action]
@@ -297,7 +292,7 @@ class Forget(OnRecord):
     with_sources: StrictBool = False
 
 
-class Commit(_Strict):
+class Commit(Strict):
     """The one way in, `{id, key, expected, value}`; every named command builds one (PM 1.7)."""
 
     id: OperationId
@@ -306,14 +301,14 @@ class Commit(_Strict):
     value: CanonicalJson
 
 
-class CommitMany(_Strict):
+class CommitMany(Strict):
     """Requests to decide in order inside one durable write."""
 
     requests: Annotated[tuple[dict[str, object], ...], Field(min_length=1, max_length=BATCH_MAX)]
     all_or_nothing: StrictBool = False
 
 
-class NoteDelivery(_Strict):
+class NoteDelivery(Strict):
     """The candidate ids that a step of the primary session listed."""
 
     step: Ref
@@ -354,52 +349,6 @@ RECORD_COMMANDS: dict[str, type[RecordCommand]] = {
     shape.ACTION: shape for shape in get_args(RecordCommand)
 }
 ConflictCommand = OpenConflict | ResolveConflict
-
-
-QUERY_POINTS_MAX = 100_000
-
-
-class AskReconcile(_Strict):
-    """What the person says to settle an operation; a wrong or missing word is F24, not F36."""
-
-    id: OperationId
-    writers_stopped: object = None
-    reason: Annotated[Reason | None, BeforeValidator(_said)] = None
-
-
-class AskWords(_Strict):
-    """Words that are looked for; nothing in them is query syntax."""
-
-    words: Annotated[StrictStr, Field(max_length=QUERY_POINTS_MAX)]
-    limit: Annotated[StrictInt, Field(ge=1, le=100)] = 10
-
-
-class AskStep(_Strict):
-    """The matter of one model step."""
-
-    query: Annotated[StrictStr, Field(max_length=QUERY_POINTS_MAX)]
-    step: Ref
-
-
-class AskRemnants(_Strict):
-    """A text that may still be somewhere."""
-
-    text: Annotated[StrictStr, AfterValidator(storable), Field(min_length=1)]
-
-
-class ReadRecord(_Strict):
-    """What a read by id names; the ids of an older store have another shape, so any text goes."""
-
-    record_id: Ref
-    include_inactive: StrictBool = False
-
-
-class ReadOperation(_Strict):
-    operation_id: Ref
-
-
-class ReadSource(_Strict):
-    ref: Ref
 
 
 def admit(shape: type[M], request: Mapping[str, object]) -> M | Refused:

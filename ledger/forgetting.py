@@ -10,6 +10,7 @@ from memoranda.ledger.decisions import FORGET_TAG
 from memoranda.ledger.entries import Draft, Event, Selector
 from memoranda.ledger.events import (
     ForgetCompleted,
+    MessageForgotten,
     OperationAborted,
     RecordBody,
     RecordCommitted,
@@ -21,7 +22,7 @@ from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import Stamps, microseconds, moment_of, time_text
 
-FORGETS = Selector(FORGET_TAG, (RecordCommitted, OperationAborted), newest=False)
+FORGETS = Selector(FORGET_TAG, (RecordCommitted, MessageForgotten, OperationAborted), newest=False)
 COMPLETIONS = Selector(FORGET_TAG, (ForgetCompleted,))
 
 SHARED_US = 2_000_000
@@ -58,7 +59,8 @@ class Forgetting:
                 pending = pending_in(store)
                 rotated = store.select(ROTATIONS)
                 latest = store.head.recorded_at
-            tombstones = [it for it in pending if isinstance(it.header, RecordCommitted)]
+            # What an abort takes was never anybody's memory: its key goes, and no more.
+            tombstones = [it for it in pending if not isinstance(it.header, OperationAborted)]
             is_early = bool(tombstones) and not is_urgent and self._is_early(rotated, latest)
             if pending and pending[-1].position > self._removed_through:
                 self._remove(pending, tombstones)
@@ -149,5 +151,8 @@ def _copies(store: SealedStore, tombstone: Event) -> Iterator[str]:
 
 
 def _keys(event: Event) -> tuple[str, ...]:
-    assert isinstance(event.header, RecordCommitted | OperationAborted), "others end nothing"
-    return event.header.removed_keys
+    header = event.header
+    assert isinstance(header, RecordCommitted | MessageForgotten | OperationAborted), (
+        "one of FORGETS"
+    )
+    return header.removed_keys

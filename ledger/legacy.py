@@ -12,15 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from memoranda.ledger.commands import (
-    PLAIN_NAME,
-    REVISION_MAX,
-    ReadRecord,
-    Reason,
-    RecordId,
-    Ref,
-    admit,
-)
+from memoranda.ledger.asking import ReadRecord
+from memoranda.ledger.commands import PLAIN_NAME, REVISION_MAX, Reason, RecordId, Ref, admit
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Json, Value
 from memoranda.ledger.personal import (

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Mapping
 
+from memoranda.ledger.asking import AskReconcile
 from memoranda.ledger.authority import Caller, PersonClient, actor_of
 from memoranda.ledger.candidates import newest_of, stored_in
 from memoranda.ledger.case import operation_selector
-from memoranda.ledger.commands import AskReconcile, admit
+from memoranda.ledger.commands import admit
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.decisions import abort, apply
 from memoranda.ledger.entries import Draft, Event, Selector, Tag

@@ -9,17 +9,11 @@ from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault
-from memoranda.ledger.events import (
-    Attachment,
-    Header,
-    TermTaken,
-    Value,
-    read_body,
-    stored_types,
-)
+from memoranda.ledger.events import Attachment, Header, TermTaken, Value
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
+from memoranda.ledger.shapes import read_body, stored_types
 from memoranda.ledger.stamps import Stamps
 
 TERM = Selector(Tag("term", ""), (TermTaken,))

@@ -13,6 +13,7 @@ from memoranda.ledger.events import (
     ForgetCompleted,
     KeysRotated,
     MessageCaptured,
+    MessageForgotten,
     NamedBody,
     OperationAborted,
     OperationPrepared,
@@ -218,6 +219,8 @@ class Verifier:
             self._record(store, event, body)
         self._term_of(event)
         self._intent(event)
+        if isinstance(event.header, MessageForgotten):
+            self._explain(event, event.header.removed_keys)
         if isinstance(event.header, ForgetCompleted):
             self._completed = event.header.through
         if isinstance(event.header, KeysRotated):
@@ -307,9 +310,13 @@ class Verifier:
             header.to_revision, event.row.commitment.hex(), forgotten_at
         )
         if is_forgotten:
-            explained = (t for t in event.row.tags if t.startswith(("con:", "msg:")))
-            self._explained.update(dict.fromkeys(explained, event.position))
-            self._removed_keys.update(dict.fromkeys(header.removed_keys, event.position))
+            self._explain(event, header.removed_keys)
+
+    def _explain(self, event: Event, removed_keys: Iterable[str]) -> None:
+        """What an event says of bodies and keys that are gone."""
+        explained = (t for t in event.row.tags if t.startswith(("con:", "msg:")))
+        self._explained.update(dict.fromkeys(explained, event.position))
+        self._removed_keys.update(dict.fromkeys(removed_keys, event.position))
 
     # -- at the head ------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """What a candidate rests on: original texts, the checks done now, and what stands against it."""
 
+from memoranda.ledger.asking import ReadRecord, ReadSource
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import (
     Asking,
@@ -12,7 +13,7 @@ from memoranda.ledger.candidates import (
     stored_in,
     users_of,
 )
-from memoranda.ledger.commands import ReadRecord, ReadSource, SourceRef, admit
+from memoranda.ledger.commands import SourceRef, admit
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Conflict, Value
 from memoranda.ledger.guards import Seen, captured_at, reader_of

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from memoranda.ledger.asking import ReadOperation, ReadRecord
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import (
     Stored,
@@ -13,7 +14,7 @@ from memoranda.ledger.candidates import (
     stored_in,
 )
 from memoranda.ledger.case import operation_selector
-from memoranda.ledger.commands import ReadOperation, ReadRecord, admit
+from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (

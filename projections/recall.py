@@ -3,9 +3,10 @@
 import json
 import sqlite3
 
+from memoranda.ledger.asking import AskStep
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import step_delivery
-from memoranda.ledger.commands import AskStep, admit
+from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Delivery, RecordBody, Value

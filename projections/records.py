@@ -6,9 +6,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 from pydantic_core import PydanticCustomError
 
+from memoranda.ledger.asking import ReadRecord
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import Stored, newest_of, stored_in
-from memoranda.ledger.commands import ReadRecord, admit, is_new_record_id
+from memoranda.ledger.commands import admit, is_new_record_id
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import IntegrityFault, Refused
 from memoranda.ledger.events import (

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from memoranda.ledger.asking import AskRemnants
 from memoranda.ledger.authority import Caller
-from memoranda.ledger.commands import AskRemnants, admit
+from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Message, MessageCaptured, RecordBody, RecordCommitted, Value

@@ -1,8 +1,9 @@
 """Search: the person's active facts, ranked by their words."""
 
+from memoranda.ledger.asking import AskWords
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import stored_in
-from memoranda.ledger.commands import AskWords, admit
+from memoranda.ledger.commands import admit
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Value
 from memoranda.ledger.guards import reader_of

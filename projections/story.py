@@ -2,9 +2,10 @@
 
 from typing import assert_never
 
+from memoranda.ledger.asking import ReadRecord
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import conflicts_about, history_of, stored_in
-from memoranda.ledger.commands import ReadRecord, admit
+from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import (

@@ -12,9 +12,10 @@ import pytest
 
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import IntegrityFault, MemorandaError, RefusedError
-from memoranda.ledger.events import SHAPES
+from memoranda.ledger.shapes import SHAPES
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.audit import AuditReport
+from memoranda.projections.falling import Fall
 from memoranda.tools.memory import Memory, open_memory
 
 SPACE = "us_alice"
@@ -165,6 +166,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
         books.removed_key = raw.execute(query, (key_id,)).fetchone()
     assert memory.forget(gone.record_id, 2).status == "forgotten"
     assert memory.finish_forgets() == ()
+    hidden = Fall(records=(), messages=(f"personal-message:{SESSION}:6",))
+    assert memory.forget_many(hidden, with_sources=True).messages == 1
     assert memory.remember("one more after the forget").to_revision == 1
     assert len(memory.records(include_inactive=True)) > 4
     assert isinstance(memory.search("kyoto"), tuple)
@@ -194,8 +197,8 @@ def test_a_log_of_every_kind_of_event_has_no_findings(books):
     assert not report.is_truncated
     ((events,),) = books.ask("SELECT count(*) FROM events")
     ((bodies,),) = books.ask("SELECT count(*) FROM bodies")
-    assert (report.events, report.opened, report.erased) == (events, bodies, 3)
-    assert (report.position, report.key_epoch, report.records) == (events, 3, 6)
+    assert (report.events, report.opened, report.erased) == (events, bodies, 4)
+    assert (report.position, report.key_epoch, report.records) == (events, 4, 6)
 
 
 def test_an_audit_changes_no_row_of_the_log(books):
@@ -394,7 +397,7 @@ def test_a_head_that_lies_about_the_key_epoch_leaves_a_trace_in_the_log(books, s
     report = books.audit()
 
     assert report.findings
-    assert report.key_epoch == 3
+    assert report.key_epoch == 4
 
 
 # -- keys and views changed -----------------------------------------------------------------------

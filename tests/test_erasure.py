@@ -224,3 +224,106 @@ def test_the_journal_holds_every_tombstone_sealed_and_outlives_a_line_that_was_c
     assert first.record_id.encode() not in journal.read_bytes()
     with memory._parts.log.reading() as store:
         assert [store.at(row.position).row for row in rows] == rows
+
+
+# -- many at once ---------------------------------------------------------------------------------
+
+
+def test_all_that_ever_rested_on_a_source_is_shown_and_then_falls(memory, primary):
+    first = primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    second = primary.propose("profile/city", "Lives in Kyoto", sources=[f"{REF}50#8-25"])
+    moved = primary.propose("preference/tea", "Green tea", sources=[f"{REF}42#0-6"])
+    primary.revise(moved.record_id, 1, sources=[f"{REF}88"])
+    other = primary.publish("other", "Something else", sources=[f"{REF}42#7-13"])
+
+    fall = memory.falling(source=f"{REF}50")
+    assert {it.record_id for it in fall.records} == {first.record_id, second.record_id}
+    assert fall.messages == (f"{REF}50",)
+    assert [it.record_id for it in memory.falling(source=f"{REF}50#0-2").records] == [
+        first.record_id
+    ]
+    assert [it.record_id for it in memory.falling(source=f"{REF}42#0-1").records] == [
+        moved.record_id
+    ]
+
+    report = memory.forget_many(fall)
+
+    assert (report.forgotten, report.messages, report.pending) == (2, 0, ())
+    assert memory.read(other.record_id).record.revision == 1
+    assert memory.remnants("Allergic to peanuts").remnants == ()
+    assert [it.kind for it in memory.remnants("我对花生过敏").remnants] == ["message"]
+    assert memory.audit.verify().findings == ()
+
+
+def test_a_session_falls_with_its_messages_cited_or_not(memory, primary, task_7):
+    primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    task_7.propose(KEY, FACT, sources=[f"{REF}42"])
+    said = {"session": "s-other", "seq": 1, "role": "user", "text": "From another session"}
+    assert all(hasattr(it, "ref") for it in memory.capture([said]))
+
+    report = memory.forget_many(memory.falling(session="s-main-1"), with_sources=True)
+
+    assert (report.forgotten, report.refused, report.pending) == (2, {}, ())
+    for text in ("Please answer me", "Chinese replies again", "花生", "peanuts"):
+        assert memory.remnants(text).remnants == ()
+    assert [it.kind for it in memory.remnants("From another session").remnants] == ["message"]
+    again = {"session": "s-main-1", "seq": 88, "role": "user", "text": "Chinese replies again"}
+    (answer,) = memory.capture([again])
+    assert answer.refusal.number == "F15"
+    assert memory.audit.verify().findings == ()
+
+
+def test_everything_may_fall_and_the_ledger_goes_on(memory, primary):
+    primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    memory.remember("A fact by hand")
+
+    fall = memory.falling(everything=True)
+    watched = []
+    report = memory.forget_many(fall, progress=lambda done, whole: watched.append((done, whole)))
+
+    assert report.forgotten == 2
+    assert watched == [(2, 2)]
+    assert memory.records() == ()
+    assert memory.remember("A new beginning").to_revision == 1
+    assert memory.falling(everything=True).records[0].content == "A new beginning"
+
+
+def test_a_forget_of_many_that_was_interrupted_goes_on_when_it_is_asked_for_again(memory):
+    memory.commit_many(
+        {"name": "publish", "operation_id": f"op-{n}", "key": f"k{n}", "content": f"Fact {n}"}
+        for n in range(230)
+    )
+
+    def interrupt(done: int, _whole: int) -> None:
+        if done >= 100:
+            raise KeyboardInterrupt
+
+    fall = memory.falling(everything=True)
+    with pytest.raises(KeyboardInterrupt):
+        memory.forget_many(fall, operation_id="op-all", progress=interrupt)
+    assert len(memory.falling(everything=True).records) == 130
+
+    again = memory.forget_many(fall, operation_id="op-all")
+    assert (again.forgotten, again.refused) == (230, {})
+    assert memory.falling(everything=True).records == ()
+    assert memory.finish_forgets() == ()
+    assert memory.audit.verify().findings == ()
+
+
+def test_a_record_that_changed_since_it_was_shown_does_not_fall(memory):
+    made = memory.remember("Tea")
+    fall = memory.falling(everything=True)
+    memory.correct(made.record_id, 1, "Green tea")
+
+    report = memory.forget_many(fall)
+
+    assert (report.forgotten, report.refused) == (0, {"revision_conflict": 1})
+
+
+def test_only_the_person_forgets_many_and_must_say_which(memory, primary, task_7):
+    fall = memory.falling(everything=True)
+    for caller in (primary, task_7):
+        assert caller.falling(everything=True).refusal.number == "F2"
+        assert caller.forget_many(fall).refusal.number == "F2"
+    for asked in ({}, {"source": "x", "everything": True}, {"session": "a", "source": "b"}):
+        assert memory.falling(**asked).refusal.number == "F36"

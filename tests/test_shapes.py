@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from memoranda.ledger import events
+from memoranda.ledger import events, shapes
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.entries import Draft, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refused
 from memoranda.ledger.events import (
-    SHAPES,
     AbortBody,
     Actor,
     Attachment,
@@ -32,6 +31,7 @@ from memoranda.ledger.events import (
     KeysRotated,
     Message,
     MessageCaptured,
+    MessageForgotten,
     MessageHidden,
     MigrationBody,
     MigrationCompleted,
@@ -46,11 +46,7 @@ from memoranda.ledger.events import (
     Task,
     TaskChanged,
     TermTaken,
-    Upcaster,
     Value,
-    read_body,
-    read_header,
-    stored_types,
 )
 from memoranda.ledger.guards import BINDING
 from memoranda.ledger.personal import (
@@ -61,6 +57,7 @@ from memoranda.ledger.personal import (
     Tombstone,
     record_id_of,
 )
+from memoranda.ledger.shapes import SHAPES, Upcaster, read_body, read_header, stored_types
 
 GOLDEN = Path(__file__).parent / "golden"
 HOME = record_id_of("home")
@@ -281,6 +278,7 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
             ),
         )
     ],
+    "message.forgotten/1": [(MessageForgotten(removed_keys=("a2V5LTE=", "a2V5LTI=")), None)],
     "binding.changed/1": [
         (BindingChanged(), Binding(binding_id="bind-1", session_id="s-main-1")),
         (
@@ -328,7 +326,10 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
     ],
     "space.created/1": [(SpaceCreated(normalization=1), None)],
     "keys.rotated/1": [(KeysRotated(key_epoch=2), None)],
-    "forget.completed/1": [(ForgetCompleted(through=26), None)],
+    "forget.completed/1": [
+        (ForgetCompleted(through=26), None),
+        (ForgetCompleted(through=29, key_epoch=4), None),
+    ],
     "record.committed/1-migrated": [
         (
             RecordCommitted(
@@ -399,8 +400,8 @@ def test_every_shape_ever_stored_has_a_golden_file_and_every_golden_file_a_shape
         path.relative_to(GOLDEN).with_suffix("").as_posix() for path in GOLDEN.rglob("*.json")
     }
 
-    assert {name.partition("-")[0] for name in stored} == set(SHAPES) | set(events.UPCASTERS)
-    assert stored == set(EXAMPLES) | set(events.UPCASTERS)
+    assert {name.partition("-")[0] for name in stored} == set(SHAPES) | set(shapes.UPCASTERS)
+    assert stored == set(EXAMPLES) | set(shapes.UPCASTERS)
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -526,7 +527,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     }
     for old, upcaster in upcasters.items():
-        monkeypatch.setitem(events.UPCASTERS, old, upcaster)
+        monkeypatch.setitem(shapes.UPCASTERS, old, upcaster)
 
 
 @pytest.mark.usefixtures("older")

@@ -21,6 +21,7 @@ from memoranda.ledger.errors import (
 )
 from memoranda.tools import (
     cli_capture,
+    cli_forget,
     cli_keys,
     cli_migrate,
     cli_reads,
@@ -187,7 +188,7 @@ _COMMANDS: dict[str, dict[str, Command]] = {
         "correct": cli_writes.correct,
         "retire": cli_writes.retire,
         "reactivate": cli_writes.reactivate,
-        "forget": cli_writes.forget,
+        "forget": cli_forget.forget,
     },
     "Recover": {"operations": cli_recovery.operations, "reconcile": cli_recovery.reconcile},
     "Keys and proof": {"rebuild": cli_recall.rebuild},

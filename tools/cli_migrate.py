@@ -1,8 +1,6 @@
 """The command that takes an earlier store over."""
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +9,11 @@ from rich.console import RenderableType
 
 from memoranda.ledger.errors import Refused
 from memoranda.tools.cli_answers import Answer
-from memoranda.tools.cli_run import Json, run_of
+from memoranda.tools.cli_run import Json, progress_bar, run_of
 from memoranda.tools.render import line, short
 
 if TYPE_CHECKING:
-    from memoranda.ledger.takeover import MigrationReport, Progress
+    from memoranda.ledger.takeover import MigrationReport
 
 
 def migrate(
@@ -34,26 +32,15 @@ def migrate(
     What the ledger has already stays as it is, and what was forgotten stays forgotten. A record
     that breaks a rule is refused by its line and does not stop the others.
     """
-    with run_of(context).memory(create=not dry_run) as memory, _bar() as progress:
+    with (
+        run_of(context).memory(create=not dry_run) as memory,
+        progress_bar("Migrating") as progress,
+    ):
         report = memory.migrate(store, dry_run=dry_run, progress=progress)
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
     return Answer(fields, list(_page(report, dry_run=dry_run)))
-
-
-@contextmanager
-def _bar() -> Iterator["Progress | None"]:
-    """A bar on standard error where somebody looks at it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console  # noqa: PLC0415  # not for --help
-    from rich.progress import Progress as Bar  # noqa: PLC0415
-
-    with Bar(console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("Migrating", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:

@@ -26,6 +26,7 @@ from memoranda.tools.cli_answers import (
 from memoranda.tools.render import short
 
 if TYPE_CHECKING:
+    from memoranda.ledger.takeover import Progress
     from memoranda.tools.memory import Memory
     from memoranda.tools.settings import Settings
 
@@ -171,6 +172,20 @@ class Run:
         self.recovery_code = None
         with suppress(OSError):
             put(Panel(words, title="recovery code", expand=False), sys.stderr)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator["Progress | None"]:
+    """A bar on standard error where somebody looks at it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415  # not for --help
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    with Bar(console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def run_of(context: typer.Context) -> Run:

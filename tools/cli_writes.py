@@ -140,7 +140,7 @@ def accept(
             raise typer.Exit(ExitCode.REFUSED)
         return read.inspected_revision
 
-    return _decided(context, Asked(record, expect, operation), verb, "Accepted", look)
+    return decided(context, Asked(record, expect, operation), verb, "Accepted", look)
 
 
 def reject(
@@ -157,7 +157,7 @@ def reject(
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
         return memory.reject(to.record_id, to.revision, reason, operation_id=to.operation_id)
 
-    return _decided(context, Asked(record, expect, operation), verb, "Rejected")
+    return decided(context, Asked(record, expect, operation), verb, "Rejected")
 
 
 def correct(
@@ -184,7 +184,7 @@ def correct(
             operation_id=to.operation_id,
         )
 
-    return _decided(context, Asked(record, expect, operation), verb, "Corrected")
+    return decided(context, Asked(record, expect, operation), verb, "Corrected")
 
 
 def add(
@@ -215,7 +215,7 @@ def _moved(context: typer.Context, asked: Asked, tier: "Tier", done: str) -> Ans
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
         return memory.choose_tier(to.record_id, to.revision, tier, operation_id=to.operation_id)
 
-    return _decided(context, asked, verb, done)
+    return decided(context, asked, verb, done)
 
 
 def retire(
@@ -232,7 +232,7 @@ def retire(
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
         return memory.retire(to.record_id, to.revision, reason, operation_id=to.operation_id)
 
-    return _decided(context, Asked(record, expect, operation), verb, "Retired")
+    return decided(context, Asked(record, expect, operation), verb, "Retired")
 
 
 def reactivate(
@@ -248,45 +248,10 @@ def reactivate(
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
         return memory.reactivate(to.record_id, to.revision, operation_id=to.operation_id)
 
-    return _decided(context, Asked(record, expect, operation), verb, "Brought back")
+    return decided(context, Asked(record, expect, operation), verb, "Brought back")
 
 
-def forget(
-    context: typer.Context,
-    record: RecordArgument,
-    *,
-    with_sources: Annotated[
-        bool, typer.Option("--with-sources", help="The captured messages it rests on as well.")
-    ] = False,
-    expect: Expect = None,
-    operation: Operation = None,
-    _json: Json = False,
-) -> Answer | Refused:
-    """Erase a record for good: its keys and every revision's content.
-
-    A tombstone stays, so that nothing can be remembered from the same words again. The captured
-    messages that it rests on stay unless --with-sources takes them; copies of the files made
-    before are out of reach. `memoranda forgotten prove TEXT` shows what is still found where.
-    """
-
-    def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
-        answer = memory.forget(
-            to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
-        )
-        if isinstance(answer, Refused) or answer.erased_at is not None:
-            return answer
-        # This process ends here: it has nobody to share a key rotation with.
-        memory.finish_forgets()
-        again = memory.forget(
-            to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
-        )
-        is_replay = {"replayed": answer.replayed}
-        return again if isinstance(again, Refused) else again.model_copy(update=is_replay)
-
-    return _decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
-
-
-def _decided(
+def decided(
     context: typer.Context, asked: Asked, verb: Verb, done: str, look: Look | None = None
 ) -> Answer | Refused:
     """One decision: find the record, know its revision, decide, answer with the receipt."""

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from memoranda.ledger.commands import AskReconcile, admit
+from memoranda.ledger.asking import AskReconcile
+from memoranda.ledger.commands import admit
 from memoranda.ledger.errors import (
     OutcomeUnknown,
     Refusal,

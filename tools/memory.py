@@ -15,8 +15,10 @@ from memoranda.ledger.operations import Ledger
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.sweeping import Sweep
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.falling import Falling
 from memoranda.projections.feed import purge, rebuild
 from memoranda.projections.history import History
 from memoranda.projections.postings import SearchView
@@ -141,10 +143,13 @@ def assemble(
         migration = Migration(log, stamps, settings.secrets)
         if settings.legacy is not None:
             migration.ensure(PersonClient(), settings.legacy.expanduser())
+        ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
             log=log,
             views=views,
-            ledger=Ledger(log, stamps, protocol, settings.secrets),
+            ledger=ledger,
+            sweep=Sweep(log, ledger, forgetting),
+            falling=Falling(log, views),
             reconcile=Reconcile(log, stamps, protocol, ports),
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),

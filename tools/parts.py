@@ -10,8 +10,10 @@ from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.sweeping import Sweep
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.falling import Falling
 from memoranda.projections.history import History
 from memoranda.projections.query import Query
 from memoranda.projections.recall import Recall
@@ -32,6 +34,8 @@ class Parts:
     ledger: Ledger
     reconcile: Reconcile
     forgetting: Forgetting
+    sweep: Sweep
+    falling: Falling
     host: Host
     migration: Migration
     history: History

@@ -4,6 +4,7 @@ from memoranda.ledger import events
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Tier, Value
 from memoranda.projections.evidence import EvidenceRead, SourceTime
+from memoranda.projections.falling import Fall
 from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
 from memoranda.projections.query import PAGE_DEFAULT, QueryPage
 from memoranda.projections.recall import StepRecall
@@ -113,6 +114,14 @@ class Reading(Seat):
             as_of=as_of,
             limit=limit,
             cursor=cursor,
+        )
+
+    def falling(
+        self, *, source: str | None = None, session: str | None = None, everything: bool = False
+    ) -> Fall | Refused:
+        """What `forget_many` would take: all from one source, from one session, or everything."""
+        return self._parts.falling.of(
+            self.caller, source=source, session=session, everything=everything
         )
 
     def remnants(self, text: str) -> Proof | Refused:

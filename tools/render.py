@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memoranda.ledger.receipts import Receipt
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
+    from memoranda.projections.falling import Fall
     from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
     from memoranda.projections.recall import Zone
     from memoranda.projections.remnants import Proof
@@ -124,6 +125,19 @@ def erasure_lines(receipt: "Receipt") -> list[RenderableType]:
         lines.append("The ledger goes on by itself; `memoranda forgotten finish` tries at once.")
     lines += [line(f"Not taken along: {copy}.") for copy in getattr(receipt, "copies", ())]
     return lines
+
+
+def fall_page(fall: "Fall") -> list[RenderableType]:
+    """What a forget of many would take."""
+    count = f"{len(fall.records)} records would fall, with every revision of theirs."
+    table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+    for name in ("record", "rev", "status"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("fact", no_wrap=True, overflow="ellipsis", ratio=1)
+    for it in fall.records:
+        table.add_row(short(it.record_id), str(it.revision), it.status, line(it.content))
+    messages = f"{len(fall.messages)} captured messages, with --with-sources only."
+    return [count, *([table] if fall.records else []), *([messages] if fall.messages else [])]
 
 
 def operation_table(lines: Sequence["OperationLine"]) -> Table:

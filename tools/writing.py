@@ -18,7 +18,9 @@ from memoranda.ledger.receipts import (
     Receipt,
 )
 from memoranda.ledger.reconcile import Settled
+from memoranda.ledger.sweeping import SweepReport
 from memoranda.ledger.takeover import MigrationReport, Progress
+from memoranda.projections.falling import Fall
 from memoranda.projections.recall import StepRecall
 from memoranda.tools.parts import Seat
 
@@ -232,6 +234,26 @@ class Writing(Seat):
             with_sources=with_sources,
         )
 
+    def forget_many(
+        self,
+        fall: Fall,
+        *,
+        with_sources: bool = False,
+        operation_id: str | None = None,
+        progress: Progress | None = None,
+    ) -> SweepReport | Refused:
+        """Forgets what `falling` has shown; with the captured messages, if asked.
+
+        It may be interrupted: what was forgotten is, and the rest falls when it is asked for again.
+        """
+        return self._parts.sweep.forget(
+            self.caller,
+            self._operation(operation_id),
+            [(record.record_id, record.revision) for record in fall.records],
+            fall.messages if with_sources else (),
+            progress or _quiet,
+        )
+
     def finish_forgets(self) -> tuple[str, ...]:
         """Finishes every erasure that was held up; why some still are, if so."""
         return self._parts.forgetting.finish(is_urgent=True)
@@ -324,6 +346,10 @@ class Writing(Seat):
             expected_revision=expected_revision,
             **more,
         )
+
+
+def _quiet(_done: int, _all: int) -> None:
+    """Nobody watches."""
 
 
 def _listed(given: object) -> object:

@@ -1,0 +1,106 @@
+"""What a forget of many would take: everything from one source, from one session, or all of it."""
+
+from collections.abc import Iterable, Iterator
+
+from memoranda.ledger.asking import AskFalling
+from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.candidates import history_of, newest_of, owner_of, stored_in, users_of
+from memoranda.ledger.capturing import session_messages
+from memoranda.ledger.commands import admit
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import Message, Status, Value
+from memoranda.ledger.guards import Seen, captured_at, message_guard
+from memoranda.ledger.log import Log
+from memoranda.ledger.personal import Record, source_refs
+from memoranda.ledger.sealed_store import SealedStore
+from memoranda.ledger.sources import message_ref, overlap, parse_ref
+from memoranda.projections.feed import current
+from memoranda.projections.records import RecordsView, id_text
+from memoranda.projections.views import ViewFile
+
+
+class FallingRecord(Value):
+    """A record that would fall, as it stands."""
+
+    record_id: str
+    revision: int
+    status: Status
+    content: str
+
+
+class Fall(Value):
+    """What would fall: records with all their revisions, and the captured messages meant."""
+
+    records: tuple[FallingRecord, ...]
+    messages: tuple[str, ...]
+
+
+class Falling:
+    """Looks ahead of a forget; writes nothing."""
+
+    def __init__(self, log: Log, views: ViewFile) -> None:
+        self._log = log
+        self._views = views
+        self._view = RecordsView()
+
+    def of(self, caller: Caller, **request: object) -> Fall | Refused:
+        """Records that any revision bound to what is meant; fields of `commands.AskFalling`."""
+        asked = admit(AskFalling, request)
+        if isinstance(asked, Refused):
+            return asked
+        if not isinstance(caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
+        with current(self._log, self._views, self._view) as (store, connection):
+            if asked.everything:
+                rows = connection.execute(
+                    "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
+                )
+                ids = [id_text(kept) for (kept,) in rows]
+                return Fall(records=tuple(_lines(store, ids)), messages=())
+            refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
+            ids = [record_id for ref in refs for record_id in _derived(store, ref)]
+            return Fall(
+                records=tuple(_lines(store, dict.fromkeys(ids))),
+                messages=tuple(ref for ref in refs if _is_captured(store, ref)),
+            )
+
+
+def _said_in(store: SealedStore, session_id: str) -> list[str]:
+    """The addresses of a session's messages, as far as they are still there."""
+    events = store.select(session_messages(session_id)._replace(newest=False))
+    messages = (event.body(Message) for event in events)
+    return [message_ref(it.session_id, it.seq).address for it in messages if it]
+
+
+def _derived(store: SealedStore, ref: str) -> Iterator[str]:
+    """The live records that any revision bound to a range of the ref."""
+    for owner in dict.fromkeys(owner_of(event) for event in store.select(users_of(ref))):
+        stored = stored_in(store.select(owner)[0])
+        if stored is None or not isinstance(stored.value, Record):
+            continue
+        revisions = (stored_in(event) for event in store.select(history_of(stored.value.id)))
+        carried = (it for revision in revisions if revision for it in source_refs(revision.value))
+        if any(overlap(ref, it) for it in carried):
+            yield stored.value.id
+
+
+def _is_captured(store: SealedStore, ref: str) -> bool:
+    parsed, seen = parse_ref(ref), Seen()
+    if parsed is None:
+        return False
+    seen.look(store, [message_guard(parsed.address)])
+    return captured_at(seen, parsed.address) is not None
+
+
+def _lines(store: SealedStore, record_ids: Iterable[str]) -> Iterator[FallingRecord]:
+    for record_id in record_ids:
+        (event,) = store.select(newest_of(record_id))
+        stored = stored_in(event)
+        if stored is not None and isinstance(stored.value, Record):
+            value = stored.value
+            yield FallingRecord(
+                record_id=value.id,
+                revision=value.revision,
+                status=value.status,
+                content=value.content,
+            )

@@ -1,0 +1,136 @@
+"""Forgetting: one record, or all that came from one source, one session, or everything."""
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+
+from memoranda.ledger.errors import Refused
+from memoranda.tools.cli_answers import Answer, ExitCode, Problem, put
+from memoranda.tools.cli_run import Expect, Json, Operation, Run, progress_bar, run_of
+from memoranda.tools.cli_writes import Asked, Target, decided
+from memoranda.tools.render import fall_page, line
+
+if TYPE_CHECKING:
+    from memoranda.ledger.receipts import Receipt
+    from memoranda.ledger.sweeping import SweepReport
+    from memoranda.projections.falling import Fall
+    from memoranda.tools.memory import Memory
+
+
+def forget(
+    context: typer.Context,
+    record: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECORD", help="A record's id, or its beginning: mem_ and 6 digits."
+        ),
+    ] = None,
+    *,
+    source: Annotated[
+        str | None, typer.Option(metavar="REF", help="All that ever rested on this source.")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="All that ever rested on this session.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Every record; the ledger itself stays.")
+    ] = False,
+    with_sources: Annotated[
+        bool, typer.Option("--with-sources", help="The captured messages it rests on as well.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would fall.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before many fall.")] = False,
+    expect: Expect = None,
+    operation: Operation = None,
+    _json: Json = False,
+) -> Answer | Refused | Problem:
+    """Erase a record for good: its keys and every revision's content.
+
+    A tombstone stays, so that nothing can be remembered from the same words again. The captured
+    messages that it rests on stay unless --with-sources takes them; copies of the files made
+    before are out of reach. `memoranda forgotten prove TEXT` shows what is still found where.
+
+    Many fall at once with --source, --session or --everything: they are shown first, and you are
+    asked. An interrupted one goes on when it is asked for again.
+    """
+    is_many = source is not None or session is not None or everything
+    if record is None and is_many:
+        wish = Wish(source, session, everything, with_sources, dry_run, yes, operation)
+        return _many(context, wish)
+    if record is None or is_many or dry_run:
+        message = "one is named, or many by --source, --session or --everything"
+        raise typer.BadParameter(message, context, param_hint="RECORD")
+
+    def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
+        return _erased(memory, to, with_sources=with_sources)
+
+    return decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
+
+
+def _erased(memory: "Memory", to: Target, *, with_sources: bool) -> "Receipt | Refused":
+    answer = memory.forget(
+        to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
+    )
+    if isinstance(answer, Refused) or answer.erased_at is not None:
+        return answer
+    # This process ends here: it has nobody to share a key rotation with.
+    memory.finish_forgets()
+    again = memory.forget(
+        to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
+    )
+    is_replay = {"replayed": answer.replayed}
+    return again if isinstance(again, Refused) else again.model_copy(update=is_replay)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Many to be forgotten, as it was typed."""
+
+    source: str | None
+    session: str | None
+    everything: bool
+    with_sources: bool
+    dry_run: bool
+    yes: bool
+    operation: str | None
+
+
+def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
+    run = run_of(context)
+    with run.memory() as memory:
+        fall = memory.falling(source=wish.source, session=wish.session, everything=wish.everything)
+        if isinstance(fall, Refused):
+            return fall
+        if wish.dry_run:
+            return Answer({"would_fall": fall.model_dump(mode="json")}, fall_page(fall))
+        if not wish.yes:
+            _confirm(context, run, fall)
+        with progress_bar("Forgetting") as progress:
+            report = memory.forget_many(
+                fall,
+                with_sources=wish.with_sources,
+                operation_id=run.operation(wish.operation),
+                progress=progress,
+            )
+    return report if isinstance(report, Refused) else _told(report)
+
+
+def _confirm(context: typer.Context, run: Run, fall: "Fall") -> None:
+    if run.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        message = "needed here: it says that nobody is asked"
+        raise typer.BadParameter(message, context, param_hint="--yes")
+    put(Group(*fall_page(fall)))
+    if not typer.confirm("Forget all of it for good?", err=True):
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _told(report: "SweepReport") -> Answer:
+    shown: list[RenderableType] = [f"{report.forgotten} records forgotten for good."]
+    if report.messages:
+        shown.append(f"{report.messages} captured messages went with them.")
+    shown += [line(f"{count} refused: {code}", "yellow") for code, count in report.refused.items()]
+    shown += [line(f"Not erased yet: {reason}.", "yellow") for reason in report.pending]
+    return Answer({"report": report.model_dump(mode="json")}, shown)
