@@ -347,6 +347,12 @@ class SpaceCreated(Header):
     normalization: int
 
 
+class SpaceForgotten(Header):
+    """The whole space was forgotten: every key and every body is gone; nothing follows."""
+
+    TOPIC: ClassVar[str] = "space.forgotten/1"
+
+
 class KeysRotated(Header):
     """A new key epoch is in force and the wrapping key of the one before is destroyed."""
 

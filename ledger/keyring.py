@@ -172,6 +172,13 @@ class Keyring:
         for (key_id,) in named:
             self._open_keys.pop(key_id, None)
 
+    def remove_all(self) -> None:
+        """Removes every key, the space secret too; what they opened opens never again."""
+        with self._writing():
+            self._connection.execute("DELETE FROM keys")
+        self.drop_cached()
+        self._tag_key = None
+
     def count(self) -> int:
         """How many keys are kept, used and unused."""
         return int(self._connection.execute("SELECT count(*) FROM keys").fetchone()[0])

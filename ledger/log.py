@@ -1,17 +1,17 @@
 """The log of one space: the port through which everything above reads, decides and appends."""
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated
+from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
+from memoranda.ledger.places import Place
 from memoranda.ledger.sealed_store import TERM, DecidingStore, SealedStore
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
@@ -35,24 +35,6 @@ ANCHOR_EVENTS = 256
 BUSY_WAIT_S = 10.0
 CLOSE_WAIT_S = 4.0
 _LEFT_OPEN: "list[Log]" = []
-_SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one space lives: its folder of data and its folder of state (DESIGN 3)."""
-
-    space: str
-    data: Path
-    state: Path
-
-    @classmethod
-    def of(cls, space: str, data: Path, state: Path) -> "Place":
-        """The place of a space below the two roots; raises RefusedError for a bad name."""
-        if not _SPACE.fullmatch(space):
-            message = "a space is 1 to 64 of A-Z a-z 0-9 _ . - and starts with a letter or digit"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "space", message))
-        return cls(space, data / space, state / space)
 
 
 class Log:
@@ -71,6 +53,7 @@ class Log:
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
+        self._place = place
         self._anchor = AnchorFile(place.state / "anchor")
         self.journal = Journal(place.state / "forgotten")
         self._seen: tuple[int, int] | None = None
@@ -82,8 +65,7 @@ class Log:
                 place.data / "ledger.db", place.space, self._lock, stamps
             )
             opened.callback(self._recorder.close)
-            with self._recorder.reading() as snapshot:
-                is_new = snapshot.head.position == 0
+            is_new = self._is_new(place)
             self._slots = SlotFile(place.state / "slots")
             self._keyring = self._open_keys(place, is_new=is_new)
             opened.callback(self._keyring.close)
@@ -207,6 +189,25 @@ class Log:
         """How many keys are kept, used and unused."""
         return self._keyring.count()
 
+    def forget_space(self) -> int:
+        """Ends the space: every body and every key is destroyed; how many keys there were.
+
+        Headers and chain stay, and verify without keys. A crash is rolled forward by the next
+        opening, which then refuses to serve.
+        """
+        with self._lock.held():
+            keys = self._keyring.count()
+            with self.deciding() as store:
+                store.append(Draft(SpaceForgotten()))
+                store.erase_every_body()
+            self._stamps.step("space:forgotten")
+            self._recorder.truncate()
+            self._keyring.close()
+            end_keys(self._place, self._stamps)
+            self.is_closed = True
+            self._recorder.close()
+            return keys
+
     # -- opening ----------------------------------------------------------------------------
 
     def _notice(self, head: Head) -> None:
@@ -214,6 +215,16 @@ class Log:
         if self._seen != (head.position, head.key_epoch):
             self._keyring.drop_cached()
             self._seen = (head.position, head.key_epoch)
+
+    def _is_new(self, place: Place) -> bool:
+        """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
+        with self._recorder.reading() as snapshot:
+            is_new = snapshot.head.position == 0
+            is_forgotten = is_forgotten_space(snapshot)
+        if is_forgotten:
+            end_keys(place, self._stamps)
+            raise RefusedError(FORGOTTEN)
+        return is_new
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or to begin, before anything is put there."""

@@ -79,6 +79,10 @@ class Transaction(Snapshot, Protocol):
         """Removes bodies; headers, commitments and tags stay, so the chain still verifies."""
         ...
 
+    def erase_every_body(self) -> None:
+        """Removes all of them; the chain still verifies."""
+        ...
+
     def bodies_under(self, key_id: str) -> list[Row]:
         """The events whose bodies lie under a key; for keys that several share."""
         ...

@@ -167,6 +167,10 @@ class DecidingStore(SealedStore):
         """Removes the bodies at these positions, with the append of this transaction."""
         self._transaction.erase_bodies(positions)
 
+    def erase_every_body(self) -> None:
+        """Removes all bodies, with the append of this transaction."""
+        self._transaction.erase_every_body()
+
     def leave_key(self, key_id: str) -> None:
         """Moves what still lies under a key that several bodies share to a fresh one."""
         rows = self._transaction.bodies_under(key_id)

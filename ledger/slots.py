@@ -68,6 +68,11 @@ class SlotFile:
     def destroy(self, key_epoch: int, noise: bytes) -> None:
         self._overwrite(key_epoch, noise)
 
+    def destroy_all(self, noise: bytes) -> None:
+        """Overwrites both slots; `noise` is two slots long."""
+        for parity in (0, 1):
+            self._overwrite(parity, noise[parity * SLOT_BYTES :][:SLOT_BYTES])
+
     def _overwrite(self, key_epoch: int, content: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY)
         try:

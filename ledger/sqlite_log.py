@@ -254,6 +254,10 @@ class SQLiteTransaction(SQLiteSnapshot):
             [(self._space, position) for position in positions],
         )
 
+    def erase_every_body(self) -> None:
+        """Removes all of them; the chain still verifies."""
+        self._connection.execute("DELETE FROM bodies WHERE space = ?", (self._space,))
+
     def bodies_under(self, key_id: str) -> list[Row]:
         """The events whose bodies lie under a key; for keys that several share."""
         rows = self._connection.execute(

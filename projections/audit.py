@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from memoranda.ledger import chain
+from memoranda.ledger.ending import chain_of
 from memoranda.ledger.entries import Event, Head, Row, Tag
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import (
@@ -23,7 +24,10 @@ from memoranda.ledger.events import (
     Value,
 )
 from memoranda.ledger.log import FIRST_KEY_EPOCH, Log
+from memoranda.ledger.places import Place
+from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import SealedStore
+from memoranda.ledger.stamps import Stamps
 from memoranda.projections.feed import current
 from memoranda.projections.views import View, ViewFile
 
@@ -105,6 +109,14 @@ class Audit:
             verifier.find(None, "view", f"{view.name} cannot be computed: {fault}")
 
 
+def verify_chain(place: Place, stamps: Stamps) -> AuditReport:
+    """Verifies a log whose keys are gone, from the first link to the head; opens nothing."""
+    verifier = Verifier()
+    with chain_of(place, stamps) as snapshot:
+        verifier.read_rows(snapshot, place.space)
+    return verifier.report(place.space)
+
+
 @dataclass
 class _Record:
     """A record as folded so far."""
@@ -171,6 +183,20 @@ class Verifier:
                 self._index(row)
                 self._event(store, row)
         self._tip = self._tip._replace(key_epoch=store.head.key_epoch, term=store.head.term)
+
+    def read_rows(self, snapshot: Snapshot, space: str) -> None:
+        """Reads links and tags alone, of a log that nobody can open any more."""
+        self._tip = self._tip._replace(chain=chain.origin(space))
+        while rows := snapshot.read(None, self._tip.position, PAGE):
+            self._tags |= snapshot.tag_rows(self._tip.position, rows[-1].position)
+            for row in rows:
+                self._link(row)
+                self._index(row)
+                self._erased += row.sealed is None
+        head = snapshot.head
+        if head[:2] != self._tip[:2]:
+            self.find(head.position, "head", "the head row is not at the last event")
+        self._tip = self._tip._replace(key_epoch=head.key_epoch, term=head.term)
 
     # -- one event --------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Message, MessageCaptured, RecordBody, RecordCommitted, Value
 from memoranda.ledger.guards import reader_of
-from memoranda.ledger.log import Log, Place
+from memoranda.ledger.log import Log
+from memoranda.ledger.places import Place
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sources import message_ref
 

@@ -191,7 +191,8 @@ def test_a_log_of_every_kind_of_event_has_no_findings(books):
 
     report = books.audit()
 
-    assert types == set(SHAPES)
+    # The end of a space leaves nothing to audit but its chain.
+    assert types == set(SHAPES) - {"space.forgotten/1"}
     assert len(statuses) == 5
     assert report.findings == ()
     assert not report.is_truncated

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from memoranda.ledger.errors import IntegrityFault, RefusedError
+from memoranda.ledger.authority import ModelSession
+from memoranda.ledger.ending import set_aside
+from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
+from memoranda.ledger.places import Place
 from memoranda.ledger.receipts import ForgetReceipt
 from memoranda.ledger.slots import SlotFile
+from memoranda.projections.audit import verify_chain
 from memoranda.tools.memory import Memory
 
 REF = "personal-message:s-main-1:"
@@ -327,3 +331,66 @@ def test_only_the_person_forgets_many_and_must_say_which(memory, primary, task_7
         assert caller.forget_many(fall).refusal.number == "F2"
     for asked in ({}, {"source": "x", "everything": True}, {"session": "a", "source": "b"}):
         assert memory.falling(**asked).refusal.number == "F36"
+
+
+# -- the whole space ------------------------------------------------------------------------------
+
+
+def place_of(folder: dict[str, Path]) -> Place:
+    return Place.of("us_alice", folder["data"], folder["state"])
+
+
+def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, world, folder):
+    memory.remember(FACT)
+    before = memory.audit.verify()
+    secrets = slots_of(folder).read()
+
+    assert memory.acting_as(ModelSession("s-main-1", "a")).forget_space("us_alice").refusal
+    assert memory.forget_space("us_bob").field == "space"
+    assert memory.forget_space("us_alice") > 64
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+    report = verify_chain(place_of(folder), world.stamps)
+    assert report.findings == ()
+    assert report.events == before.events + 1
+    files = [path for root in folder.values() for path in root.rglob("*") if path.is_file()]
+    for text in (FACT.encode(), b"Please answer me", *secrets.values()):
+        assert not any(text in path.read_bytes() for path in files)
+    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as raw:
+        assert raw.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
+
+
+def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, world, folder):
+    assert not isinstance(memory.forget_space("us_alice"), Refused)
+
+    kept = set_aside(place_of(folder), world.stamps)
+
+    assert kept.name.startswith("forgotten-")
+    assert opened().records() == ()
+    assert opened().remember("A new life").to_revision == 1
+    assert set_aside(place_of(folder), world.stamps) is None
+
+
+@pytest.mark.parametrize("step", ["space:forgotten", "space:keys-removed", "space:slots-destroyed"])
+def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
+    opened, memory, world, folder, step
+):
+    memory.remember(FACT)
+    secrets = slots_of(folder).read()
+
+    def crash(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    world.at_step = crash
+    with pytest.raises(KeyboardInterrupt):
+        memory.forget_space("us_alice")
+    world.at_step = lambda _: None
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+    assert verify_chain(place_of(folder), world.stamps).findings == ()
+    assert not (folder["data"] / "us_alice" / "keys.db").exists()
+    files = [path for root in folder.values() for path in root.rglob("*") if path.is_file()]
+    assert not any(key in path.read_bytes() for path in files for key in secrets.values())

@@ -43,6 +43,7 @@ from memoranda.ledger.events import (
     RecordCommitted,
     SourceBlocked,
     SpaceCreated,
+    SpaceForgotten,
     Task,
     TaskChanged,
     TermTaken,
@@ -278,6 +279,7 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
             ),
         )
     ],
+    "space.forgotten/1": [(SpaceForgotten(), None)],
     "message.forgotten/1": [(MessageForgotten(removed_keys=("a2V5LTE=", "a2V5LTI=")), None)],
     "binding.changed/1": [
         (BindingChanged(), Binding(binding_id="bind-1", session_id="s-main-1")),

@@ -189,6 +189,7 @@ _COMMANDS: dict[str, dict[str, Command]] = {
         "retire": cli_writes.retire,
         "reactivate": cli_writes.reactivate,
         "forget": cli_forget.forget,
+        "destroy": cli_forget.destroy,
     },
     "Recover": {"operations": cli_recovery.operations, "reconcile": cli_recovery.reconcile},
     "Keys and proof": {"rebuild": cli_recall.rebuild},

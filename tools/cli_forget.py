@@ -16,7 +16,6 @@ from memoranda.tools.render import fall_page, line
 if TYPE_CHECKING:
     from memoranda.ledger.receipts import Receipt
     from memoranda.ledger.sweeping import SweepReport
-    from memoranda.projections.falling import Fall
     from memoranda.tools.memory import Memory
 
 
@@ -107,7 +106,7 @@ def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
         if wish.dry_run:
             return Answer({"would_fall": fall.model_dump(mode="json")}, fall_page(fall))
         if not wish.yes:
-            _confirm(context, run, fall)
+            _ask(context, run, fall_page(fall), "Forget all of it for good?")
         with progress_bar("Forgetting") as progress:
             report = memory.forget_many(
                 fall,
@@ -118,12 +117,12 @@ def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
     return report if isinstance(report, Refused) else _told(report)
 
 
-def _confirm(context: typer.Context, run: Run, fall: "Fall") -> None:
+def _ask(context: typer.Context, run: Run, page: list[RenderableType], question: str) -> None:
     if run.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         message = "needed here: it says that nobody is asked"
         raise typer.BadParameter(message, context, param_hint="--yes")
-    put(Group(*fall_page(fall)))
-    if not typer.confirm("Forget all of it for good?", err=True):
+    put(Group(*page))
+    if not typer.confirm(question, err=True):
         raise typer.Exit(ExitCode.REFUSED)
 
 
@@ -134,3 +133,30 @@ def _told(report: "SweepReport") -> Answer:
     shown += [line(f"{count} refused: {code}", "yellow") for code, count in report.refused.items()]
     shown += [line(f"Not erased yet: {reason}.", "yellow") for reason in report.pending]
     return Answer({"report": report.model_dump(mode="json")}, shown)
+
+
+def destroy(
+    context: typer.Context,
+    space: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the space, repeated to be sure.")
+    ],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """End the whole ledger for good: every fact, every message and every key.
+
+    What stays is the chain of what happened, which says nothing of what it was about.
+    """
+    run = run_of(context)
+    with run.memory() as memory:
+        counts = memory.status()
+        records = sum(counts.records.values())
+        words = f"{counts.space}: {records} records, {counts.position} events, {counts.keys} keys."
+        if not yes:
+            _ask(context, run, [words], "End this ledger for good?")
+        keys = memory.forget_space(space)
+    if isinstance(keys, Refused):
+        return keys
+    shown = [words, "All of it is destroyed; `memoranda audit verify` still checks the chain."]
+    return Answer({"space": space, "records": records, "keys": keys}, shown)

@@ -14,9 +14,18 @@ from memoranda.tools.render import line, pairs
 CODE_CHARACTERS_MAX = 256
 
 
-def init(context: typer.Context, *, _json: Json = False) -> Answer:
+def init(
+    context: typer.Context,
+    *,
+    new: Annotated[
+        bool, typer.Option("--new", help="Begin another in place of one that was forgotten.")
+    ] = False,
+    _json: Json = False,
+) -> Answer:
     """Create the ledger, and show its recovery code once; harmless when it exists already."""
     run = run_of(context)
+    if new:
+        run.set_aside()
     with run.memory(create=True) as memory:
         space = memory.status().space
     settings = run.settings()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from memoranda.ledger.errors import Refused
+from memoranda.ledger.errors import Refused, RefusedError
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
-from memoranda.tools.cli_run import Json, RecordArgument, run_of
+from memoranda.tools.cli_run import Json, RecordArgument, Run, run_of
 from memoranda.tools.render import (
     evidence_page,
     finding_table,
@@ -24,6 +24,8 @@ from memoranda.tools.render import (
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from memoranda.projections.audit import AuditReport
 
 LIST_MAX = 100
 
@@ -171,8 +173,7 @@ def verify(
     _json: Json = False,
 ) -> Answer:
     """Recompute the whole log: chain, tags, commitments, receipts, keys and views."""
-    with run_of(context).memory() as memory:
-        report = memory.audit.verify(with_index=index)
+    report = _verified(run_of(context), with_index=index)
     rows = [
         ("space", report.space),
         ("events", f"{report.events}, to position {report.position}"),
@@ -193,6 +194,20 @@ def verify(
     }
     shown: list[RenderableType] = [pairs(rows), "", finding_table(report.findings)]
     return Answer(fields, shown, Problem(ExitCode.INTEGRITY, error))
+
+
+def _verified(run: Run, *, with_index: bool) -> "AuditReport":
+    """The audit of the ledger, or of the chain alone once its space was forgotten."""
+    from memoranda.ledger.ending import FORGOTTEN  # noqa: PLC0415  # not for --help
+    from memoranda.projections.audit import verify_chain  # noqa: PLC0415
+
+    try:
+        with run.memory() as memory:
+            return memory.audit.verify(with_index=with_index)
+    except RefusedError as error:
+        if error.refused != FORGOTTEN:
+            raise
+        return verify_chain(run.place(), run.stamps)
 
 
 def explain(

@@ -26,6 +26,7 @@ from memoranda.tools.cli_answers import (
 from memoranda.tools.render import short
 
 if TYPE_CHECKING:
+    from memoranda.ledger.places import Place
     from memoranda.ledger.takeover import Progress
     from memoranda.tools.memory import Memory
     from memoranda.tools.settings import Settings
@@ -79,6 +80,20 @@ class Run:
         with assemble(self.settings(), self.stamps, create=create) as memory:
             self.recovery_code = memory.recovery_code
             yield memory
+
+    def place(self) -> "Place":
+        """Where the person's ledger lives."""
+        from memoranda.ledger.places import Place  # noqa: PLC0415  # not for --help
+
+        settings = self.settings()
+        roots = settings.data.expanduser(), settings.state.expanduser()
+        return Place.of(settings.space, *roots)
+
+    def set_aside(self) -> None:
+        """Moves the log of a forgotten space out of the way of a new one."""
+        from memoranda.ledger.ending import set_aside  # noqa: PLC0415  # not for --help
+
+        set_aside(self.place(), self.stamps)
 
     def operation(self, given: str | None) -> str:
         """The operation's id, known before its outcome is: a fresh one unless given."""

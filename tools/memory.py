@@ -7,11 +7,13 @@ from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.commit_protocol import CommitProtocol
+from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
-from memoranda.ledger.log import Log, Place
+from memoranda.ledger.log import Log
 from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
+from memoranda.ledger.places import Place
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
@@ -85,6 +87,22 @@ class Memory(Writing, Reading):
         """Computes every view from the first event; how many events there were."""
         parts = self._parts
         return rebuild(parts.log, parts.views, *parts.checked)
+
+    def forget_space(self, space: str) -> int | Refused:
+        """Ends the whole space for good: every body and every key; how many keys there were.
+
+        `space` repeats its name. The ledger is closed afterwards, and its name refused until
+        another is begun in its place; the chain of what was stays, and verifies without keys.
+        """
+        parts = self._parts
+        if not isinstance(self.caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
+        if space != parts.log.space:
+            message = "must repeat the name of the space that is to end"
+            return Refused(Refusal.INVALID_REQUEST, "space", message)
+        parts.ledger.close()
+        parts.views.close()
+        return parts.log.forget_space()
 
     # -- keys -------------------------------------------------------------------------------
 

@@ -1,0 +1,73 @@
+"""The end of a whole space: keys and slots destroyed, the chain left for who wants to verify it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.events import SpaceForgotten
+from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.places import Place
+from memoranda.ledger.recorder import Snapshot
+from memoranda.ledger.slots import SLOT_BYTES, SlotFile
+from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
+from memoranda.ledger.sqlite_log import SQLiteRecorder
+from memoranda.ledger.stamps import Stamps
+
+FORGOTTEN = Refused(
+    Refusal.SPACE_UNKNOWN,
+    "space",
+    "the space was forgotten for good; `memoranda init --new` begins another in its place",
+)
+LOCK_WAIT_S = 10.0
+
+
+def is_forgotten_space(snapshot: Snapshot) -> bool:
+    """Whether the last event is the end of the space."""
+    newest = snapshot.read(None, snapshot.head.position - 1, 1) if snapshot.head.position else []
+    return bool(newest) and newest[0].type == SpaceForgotten.TOPIC
+
+
+def end_keys(place: Place, stamps: Stamps) -> None:
+    """Destroys what is left of a forgotten space's keys, wherever a crash has stopped it."""
+    keys, slots = place.data / "keys.db", place.state / "slots"
+    if keys.exists():
+        keyring = Keyring(keys, place.space, SlotFile(slots), stamps)
+        keyring.remove_all()
+        keyring.close()
+    stamps.step("space:keys-removed")
+    if slots.exists():
+        SlotFile(slots).destroy_all(stamps.entropy(2 * SLOT_BYTES))
+    stamps.step("space:slots-destroyed")
+    for path in (keys, slots, place.state / "forgotten", place.data / "views.db"):
+        for name in ("", "-wal", "-shm", ".lock"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+
+
+@contextmanager
+def chain_of(place: Place, stamps: Stamps) -> Iterator[Snapshot]:
+    """The rows of a log whose keys are gone; raises RefusedError where there is no log."""
+    file = place.data / "ledger.db"
+    refuse_foreign(file)
+    if not file.exists():
+        raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
+    lock = SpaceLock(place.data / "lock", LOCK_WAIT_S)
+    recorder = SQLiteRecorder(file, place.space, lock, stamps)
+    try:
+        with recorder.reading() as snapshot:
+            yield snapshot
+    finally:
+        recorder.close()
+
+
+def set_aside(place: Place, stamps: Stamps) -> Path | None:
+    """Moves the log of a forgotten space out of the way of a new one; where it lies then."""
+    if not (place.data / "ledger.db").exists():
+        return None
+    with chain_of(place, stamps) as snapshot:
+        if not is_forgotten_space(snapshot):
+            return None
+        name = f"forgotten-{snapshot.head.chain.hex()[:16]}.db"
+    aside = (place.data / "ledger.db").rename(place.data / name)
+    (place.state / "anchor").unlink(missing_ok=True)
+    return aside
