@@ -40,6 +40,9 @@ from memoranda.ledger.stamps import Stamps
 A = TypeVar("A")
 Judged = Decided | Event | Receipt | Refused
 
+_OUTAGES = frozenset({Refusal.SERVICE_UNAVAILABLE, Refusal.BUSY, Refusal.READ_ONLY})
+"""What keeps a prepared operation from being decided, and is no answer to it."""
+
 WRITER_WAIT_S = 10.0
 """How long a commit waits for another one of this process that holds the same record."""
 
@@ -159,8 +162,8 @@ class CommitProtocol:
 
     def _settle(self, request: Request, caller: Caller) -> Receipt | Refused:
         """Decides what is prepared, under every protection; a provider that fails leaves it so."""
-        term = self._log.head().term
         try:
+            term = self._log.head().term
             with self._holding(request, caller) as protected:
                 self._stamps.step("commit:protected")
                 with self._log.deciding() as store:
@@ -174,9 +177,9 @@ class CommitProtocol:
             raise OutcomeUnknown(f"{fault}; the operation stays prepared") from fault
         except RefusedError as error:
             refused = error.refused
-            if refused.refusal is not Refusal.SERVICE_UNAVAILABLE:
+            if refused.refusal not in _OUTAGES:
                 raise
-            message = f"{refused.message}; the operation stays prepared"
+            message = f"{refused.message or refused.code}; the operation stays prepared"
             return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
         return self._rolled_on(decision, answer)
 

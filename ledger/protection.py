@@ -160,7 +160,8 @@ def _entered(
     try:
         state = answer.result(within_s)
     except Exception as error:
-        if answer.cancel() or not isinstance(error, TimeoutError):
+        # A provider's own failure may be a TimeoutError too; only its absence means an answer.
+        if answer.cancel() or answer.exception() is not None:
             message = f"the {name} provider failed or did not answer in time"
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, name, message)) from error
         state = answer.result()

@@ -334,12 +334,13 @@ class SQLiteRecorder(Recorder):
             self._refuse_after_a_fault()
             try:
                 self._reader.execute("BEGIN")
-                yield SQLiteSnapshot(self._reader, self._space)
+                try:
+                    yield SQLiteSnapshot(self._reader, self._space)
+                finally:
+                    if self._reader.in_transaction:
+                        self._reader.execute("ROLLBACK")
             except sqlite3.Error as error:
                 raise StorageFault("the log could not be read") from error
-            finally:
-                if self._reader.in_transaction:
-                    self._reader.execute("ROLLBACK")
 
     @contextmanager
     def _transaction(self) -> Iterator[SQLiteTransaction]:

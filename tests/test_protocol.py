@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 from tests.providers import Company, company
@@ -11,6 +12,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
+from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.tools.memory import Memory
 
 KEY = "preference/reply-language"
@@ -577,6 +579,34 @@ def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_i
 
     assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
     assert [provider.held for provider in firm.all] == [0, 0, 0]
+
+
+def test_a_provider_that_says_itself_that_it_took_too_long_is_named_too(item, firm):
+    def give_up() -> None:
+        raise TimeoutError("is busy")
+
+    firm.tasks.before = give_up
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
+
+
+def test_a_lock_that_is_busy_after_the_intent_is_durable_leaves_the_outcome_unknown(
+    hosted, item, world, monkeypatch
+):
+    monkeypatch.setattr(hosted._parts.log._lock, "_wait_s", 0.05)
+    other = SpaceLock(hosted._parts.log._lock._path, wait_s=1.0)
+    with ExitStack() as busy:
+        world.at_step = lambda step: (
+            busy.enter_context(other.held()) if step == "commit:prepared" else None
+        )
+        answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+        world.at_step = lambda _: None
+
+    assert answer.refusal is Refusal.OUTCOME_UNKNOWN
+    assert states(hosted) == {"op-1": "prepared"}
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
 
 
 @pytest.mark.parametrize(
