@@ -1,12 +1,15 @@
 """What tests share: a ledger in a temporary folder, and an injected clock and entropy."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from tests.sites import Site
 
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.stamps import Stamps
@@ -58,12 +61,31 @@ def folder(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A ledger for several processes; those that a test leaves behind are killed."""
+    site = Site(tmp_path)
+    site.open().close()
+    yield site
+    site.kill_all()
+
+
+@pytest.fixture
+def ram_site() -> Iterator[Site]:
+    """The same in memory, where the machine has such a folder: for tests that write a lot."""
+    ram = Path("/dev/shm")
+    with TemporaryDirectory(dir=ram if os.access(ram, os.W_OK) else None) as name:
+        site = Site(Path(name))
+        yield site
+        site.kill_all()
+
+
+@pytest.fixture
 def opened(world: World, folder: dict[str, Path]) -> Iterator[Callable[..., Memory]]:
     """Opens (and reopens) the test's space; what is open at the end is closed."""
     memories: list[Memory] = []
 
     def open_again(space: str = "us_alice", **more: object) -> Memory:
-        memory = open_memory(space, **folder, stamps=world.stamps, **more)
+        memory = open_memory(space, **folder, **{"stamps": world.stamps} | more)
         memories.append(memory)
         return memory
 
