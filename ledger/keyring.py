@@ -6,7 +6,7 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from struct import pack
 
@@ -65,12 +65,11 @@ class Keyring:
 
     def close(self) -> None:
         """Truncates the write-ahead log and closes; under the space lock."""
-        with suppress(sqlite3.Error):
-            self.truncate()
+        self.truncate()
         self._connection.close()
 
     def truncate(self) -> bool:
-        """Empties the write-ahead log; False while a reader holds it."""
+        """Empties the write-ahead log; False while a reader holds it or the disk fails."""
         return truncate_wal(self._connection)
 
     # -- the space secret -------------------------------------------------------------------
@@ -190,7 +189,8 @@ class Keyring:
         self._rewrap(wrapping_keys, max(wrapping_keys))
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
-            raise StorageFault("a reader holds the key file; the rotation goes on at the next call")
+            message = "the key file is held or cannot be written; the rotation goes on next time"
+            raise StorageFault(message)
         self._stamps.step("rotate:truncated")
         self._vault.destroy(min(wrapping_keys), self._stamps.entropy(SLOT_BYTES))
         self._stamps.step("rotate:slot-destroyed")

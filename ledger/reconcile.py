@@ -61,8 +61,9 @@ class Reconcile:
         except RefusedError as error:
             is_fenced = error.refused.refusal is Refusal.EXECUTION_FENCED
             answer = Refused(Refusal.RECONCILE_REFUSED, "term") if is_fenced else error.refused
-        except OutcomeUnknown:
+        except OutcomeUnknown as unknown:
             say(logging.ERROR, "reconcile", outcome="unknown")
+            unknown.operation_id = str(request["id"])
             raise
         is_refused = isinstance(answer, Refused)
         outcome = "refused" if is_refused else getattr(answer, "outcome", "committed")
