@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -141,6 +143,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="higher counts, for nights and releases"
     )
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The library to preload that sees and spoils writes and flushes; None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    shim = tmp_path_factory.mktemp("shim") / "shim.so"
+    source = Path(__file__).with_name("shim.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", shim, source], check=True)
+    return shim
 
 
 @pytest.fixture
