@@ -126,6 +126,26 @@ def test_a_process_goes_on_across_the_rotations_of_another(site):
     site.all_end_well(rotator)
 
 
+def test_an_audit_beside_a_process_that_writes_and_forgets_finds_nothing(ram_site):
+    def write() -> None:
+        with ram_site.open() as memory:
+            n = 0
+            while not ram_site.heard("stop"):
+                made = memory.publish(f"key {n}", f"fact {n}")
+                memory.forget(made.record_id, 1)
+                ram_site.said("forgotten", n)
+                n += 1
+
+    with ram_site.open() as memory:
+        writer = ram_site.start(write)
+        for turn in range(10):
+            ram_site.wait_for("forgotten", 5 * turn)
+            assert memory.audit.verify(with_index=True).findings == ()
+        ram_site.said("stop", "writer")
+        ram_site.all_end_well(writer)
+        assert memory.audit.verify(with_index=True).findings == ()
+
+
 # -- the lock -------------------------------------------------------------------------------------
 
 
