@@ -30,6 +30,7 @@ from memoranda.ledger.events import (
 from memoranda.ledger.guards import authorization_guard, caller_boundary, task_guard
 from memoranda.ledger.receipts import AbortReceipt, Receipt
 from memoranda.ledger.stamps import Stamps
+from memoranda.projections import views
 from memoranda.tools.memory import Memory
 
 MAIN = ModelSession("s-main-1", "agent-main")
@@ -501,10 +502,45 @@ def test_race_r24_a_ledger_closed_under_a_commit_leaves_a_result_or_a_guard(
     assert reopened.audit.verify().findings == ()
 
 
+def test_a_ledger_closes_beside_threads_that_use_it_and_tells_each_that_it_is_closed(opened):
+    memory = opened()
+    kept = memory.publish(KEY, TEXT).record_id
+
+    def forget() -> object:
+        made = memory.remember(os.urandom(4).hex())
+        return memory.forget(made.record_id, 1) if isinstance(made, Receipt) else made
+
+    uses: list[Callable[[], object]] = [
+        lambda: memory.remember(TEXT),
+        forget,
+        memory.rotate_keys,
+        lambda: memory.read(kept),
+        lambda: memory.recall("Chinese"),
+        memory.query,
+        memory.operations,
+        memory.status,
+    ]
+
+    def use(verb: Callable[[], object]) -> object:
+        while not isinstance(answer := verb(), Refused) or not memory._parts.log.is_closed:
+            pass
+        return answer
+
+    running = [in_thread(lambda verb=verb: use(verb)) for verb in uses]
+    time.sleep(0.1)
+    memory.close()
+    for thread, _ in running:
+        thread.join(WAIT_S)
+
+    said = [answer for _, (answer,) in running]
+    assert all(isinstance(answer, MemorandaError | Refused) for answer in said), said
+    assert opened().audit.verify().findings == ()
+
+
 def test_scenario_59_a_shutdown_ends_in_time_and_the_next_start_lists_what_is_open(
     site, exhaustive, monkeypatch
 ):
-    assert operations.SHUTDOWN_WAIT_S + log.CLOSE_WAIT_S < 10
+    assert operations.SHUTDOWN_WAIT_S + views.CLOSE_WAIT_S + log.CLOSE_WAIT_S < 10
     if not exhaustive:
         monkeypatch.setattr(operations, "SHUTDOWN_WAIT_S", 0.2)
         monkeypatch.setattr(log, "CLOSE_WAIT_S", 0.2)
