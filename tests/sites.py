@@ -19,7 +19,8 @@ from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
 
 SPACE = "us_alice"
-WAIT_S = 20.0
+WAIT_S = 120.0
+"""Longer than anything takes on a busy machine: whatever waits so long hangs."""
 
 
 class Site:
