@@ -7,6 +7,7 @@ from memoranda.ledger.commands import SourceRef
 from memoranda.ledger.entries import Event, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refusal
 from memoranda.ledger.events import (
+    BlockedSource,
     CandidatesDelivered,
     Conflict,
     ConflictBody,
@@ -14,6 +15,7 @@ from memoranda.ledger.events import (
     OperationPrepared,
     RecordBody,
     RecordCommitted,
+    SourceBlocked,
 )
 from memoranda.ledger.guards import Guards, Seen, captured_at, message_guard
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, claims
@@ -89,6 +91,11 @@ def users_of(ref: str) -> Selector:
     return Selector(Tag("personal:src", subject(ref)), (RecordCommitted,), newest=False)
 
 
+def blocks_of(ref: str) -> Selector:
+    """Every mark of an earlier store that blocks a range of the ref's message."""
+    return Selector(Tag("personal:src", subject(ref)), (SourceBlocked,), newest=False)
+
+
 def conflicts_about(record_id: str) -> Selector:
     """Every event that opened or resolved a conflict about the record."""
     return Selector(
@@ -130,8 +137,8 @@ def conflict_tags(conflicts: Iterable[Conflict]) -> list[Tag]:
     tags = []
     for conflict in conflicts:
         tags.append(Tag("personal:cid", conflict.conflict_id))
-        tags.append(Tag("personal:con", conflict.candidate_id))
-        tags.append(Tag("personal:con", conflict.other_id))
+        sides = (conflict.candidate_id, conflict.other_id)
+        tags += [Tag("personal:con", side) for side in sides if side is not None]
     return tags
 
 
@@ -140,6 +147,7 @@ def source_boundary(refs: Iterable[str]) -> Iterator[Selector]:
     for ref in refs:
         yield message_guard(subject(ref))
         yield users_of(ref)
+        yield blocks_of(ref)
 
 
 def source_refusal(
@@ -183,11 +191,26 @@ class Asking:
 
 def range_refusal(seen: Seen, ref: str, record_id: str) -> Refusal | None:
     """F15 when the range was blocked by a forget, F14 when another live record owns it."""
-    owners = {owner_of(event) for event in seen.all(users_of(ref))}
-    holders = [stored.value for owner in owners if (stored := stored_in(seen.one(owner)))]
-    if any(overlapping_any(ref, holder.blocked_sources) for holder in holders):
+    if is_blocked(seen, ref):
         return Refusal.SOURCE_FORGOTTEN
-    others = (holder for holder in holders if holder.id != record_id)
-    if any(overlapping_any(ref, claims(other)) for other in others):
-        return Refusal.SOURCE_IN_USE
-    return None
+    return Refusal.SOURCE_IN_USE if owner_id(seen, ref, record_id) else None
+
+
+def is_blocked(seen: Seen, ref: str) -> bool:
+    """Whether a forget blocked the range, here or in an earlier store."""
+    marks = (event.body(BlockedSource) for event in seen.all(blocks_of(ref)))
+    marked = [mark.ref for mark in marks if mark]
+    blocked = (ref for holder in holders_of(seen, ref) for ref in holder.blocked_sources)
+    return overlapping_any(ref, [*marked, *blocked])
+
+
+def owner_id(seen: Seen, ref: str, record_id: str) -> str | None:
+    """Another live record that owns the range; the first of several by id."""
+    others = (holder for holder in holders_of(seen, ref) if holder.id != record_id)
+    return min((it.id for it in others if overlapping_any(ref, claims(it))), default=None)
+
+
+def holders_of(seen: Seen, ref: str) -> list[AnyRecord]:
+    """The records that ever added, released or blocked a range of the ref's message."""
+    owners = {owner_of(event) for event in seen.all(users_of(ref))}
+    return [stored.value for owner in owners if (stored := stored_in(seen.one(owner)))]

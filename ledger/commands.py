@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from memoranda.ledger.authority import Action
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal, Refused, first_of
 from memoranda.ledger.events import Evidence, Json, Tier
 from memoranda.ledger.stamps import parse_time, time_text
 
@@ -32,9 +32,13 @@ OPERATION_ID_MAX = 128
 SOURCES_MAX = 64
 BATCH_MAX = 1000
 REF_BYTES_MAX = 2048
+RECORD_ID_BYTES_MAX = 256
 REVISION_MAX = 2**53 - 1
 _OPERATION_ID = re.compile(r"[A-Za-z0-9_.:\-]+", flags=re.ASCII)
 _RECORD_ID = re.compile(r"mem_[0-9a-f]{64}", flags=re.ASCII)
+PLAIN_NAME = re.compile(r"[a-z][a-z_]{0,31}", flags=re.ASCII)
+"""What can be nothing but the name of a field, so that it may be said again."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 M = TypeVar("M", bound=BaseModel)
@@ -93,9 +97,16 @@ def _operation_id(text: str) -> str:
     return text
 
 
+def is_new_record_id(text: str) -> bool:
+    """Whether a record may be created under this id; those of earlier stores have any shape."""
+    return _RECORD_ID.fullmatch(text) is not None
+
+
 def _record_id(text: str) -> str:
-    if not _RECORD_ID.fullmatch(text):
-        raise PydanticCustomError("record_id", "is mem_ and 64 lower-case hex digits")
+    if not storable(text):
+        raise PydanticCustomError("empty", "must not be empty")
+    if len(text.encode()) > RECORD_ID_BYTES_MAX:
+        raise _over(f"{RECORD_ID_BYTES_MAX} bytes")
     return text
 
 
@@ -396,12 +407,9 @@ def admit(shape: type[M], request: Mapping[str, object]) -> M | Refused:
     try:
         return shape.model_validate(request)
     except ValidationError as error:
-        return min(refusals_of(error), key=lambda refused: _ORDER[refused.refusal])
+        return first_of(refusals_of(error))
     except RecursionError:
         return Refused(Refusal.INVALID_REQUEST, message="is nested too deeply")
-
-
-_ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
 
 
 def refusals_of(error: ValidationError, form: Refusal = Refusal.INVALID_REQUEST) -> list[Refused]:
@@ -419,12 +427,9 @@ def refusals_of(error: ValidationError, form: Refusal = Refusal.INVALID_REQUEST)
 _LIMITS = frozenset({"limit_exceeded", "string_too_long", "too_long"})
 
 
-_PLAIN_NAME = re.compile(r"[a-z][a-z_]{0,31}", flags=re.ASCII)
-
-
 def _field(place: tuple[int | str, ...], kind: str) -> str | None:
     """Where the fault is; an unknown name is told only when it can be nothing but a name."""
-    if kind == "extra_forbidden" and not _PLAIN_NAME.fullmatch(str(place[-1])):
+    if kind == "extra_forbidden" and not PLAIN_NAME.fullmatch(str(place[-1])):
         place = place[:-1]
     return ".".join(str(part) for part in place) or None
 

@@ -24,7 +24,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import OperationPrepared
 from memoranda.ledger.forgetting import finish_forgets
 from memoranda.ledger.log import Log
-from memoranda.ledger.personal import Record, source_refs
+from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
 from memoranda.ledger.protection import Held, held
 from memoranda.ledger.receipts import (
@@ -39,9 +39,6 @@ from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A")
 Judged = Decided | Event | Receipt | Refused
-
-_OUTAGES = frozenset({Refusal.SERVICE_UNAVAILABLE, Refusal.BUSY, Refusal.READ_ONLY})
-"""What keeps a prepared operation from being decided, and is no answer to it."""
 
 WRITER_WAIT_S = 10.0
 """How long a commit waits for another one of this process that holds the same record."""
@@ -147,8 +144,12 @@ class CommitProtocol:
         if self.is_embedded or isinstance(caller, PersonClient | Auditor):
             return
         protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
-        with protection as protected, self._log.deciding() as store:
-            protected.mirror(store)
+        with protection as protected:
+            with self._log.reading() as known:
+                if not protected.news(known):
+                    return
+            with self._log.deciding() as store:
+                protected.mirror(store)
 
     def _prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:
         with self._holding(request, caller) as protected, self._log.deciding() as store:
@@ -177,7 +178,7 @@ class CommitProtocol:
             raise OutcomeUnknown(f"{fault}; the operation stays prepared") from fault
         except RefusedError as error:
             refused = error.refused
-            if refused.refusal not in _OUTAGES:
+            if refused.refusal in {Refusal.EXECUTION_FENCED, Refusal.BUSY}:
                 raise
             message = f"{refused.message or refused.code}; the operation stays prepared"
             return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
@@ -215,9 +216,7 @@ def _cited(store: SealedStore, request: Request) -> list[str]:
     if request.change.action == "accept":
         found = store.select(newest_of(request.record_id))
         stored = stored_in(found[0]) if found else None
-        return (
-            list(source_refs(stored.value)) if stored and isinstance(stored.value, Record) else []
-        )
+        return list(source_refs(stored.value)) if stored else []
     return [source.ref for source in request.change.sources or ()]
 
 

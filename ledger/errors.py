@@ -7,6 +7,7 @@ MemorandaError
 └── IntegrityFault   what is stored is not what was sealed
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Self
@@ -266,6 +267,14 @@ class Refused:
         if self.current_revision is not None:
             error["current_revision"] = self.current_revision
         return error
+
+
+_ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
+
+
+def first_of(refused: Iterable[Refused]) -> Refused:
+    """The refusal that wins when several apply (PM 2.5)."""
+    return min(refused, key=lambda one: _ORDER[one.refusal])
 
 
 class MemorandaError(Exception):

@@ -38,11 +38,14 @@ class Actor(Value):
 
 
 class Conflict(Value):
-    """Two records that may not both be true (PM 1.8); it changes no record."""
+    """Two records that may not both be true (PM 1.8); it changes no record.
+
+    `other_id` is None only for a mark of an earlier store that names no partner.
+    """
 
     conflict_id: str
     candidate_id: str
-    other_id: str
+    other_id: str | None
     state: Literal["open", "resolved"]
     resolution: (
         Literal["keep_candidate", "keep_other", "keep_both", "corrected", "closed"] | None
@@ -139,6 +142,8 @@ class RecordCommitted(Header):
     """A committed operation on one record: the header is its receipt (PM 1.9).
 
     `intent` is the commitment (hex) of the body that first held it, when it was prepared before.
+
+    A migrated record is the first of its id here, at whatever revision its store had it.
     """
 
     TOPIC: ClassVar[str] = "record.committed/1"
@@ -152,6 +157,7 @@ class RecordCommitted(Header):
     term: int
     removed_keys: tuple[str, ...] = ()
     intent: str | None = None
+    is_migrated: bool = False
 
 
 class ConflictBody(OperationBody):
@@ -170,6 +176,42 @@ class ConflictChanged(Header):
     family: Literal["personal"]
     state: Literal["open", "resolved"]
     term: int
+
+
+class BlockedSource(Body):
+    """A range that nobody may cite, though no record here tells of its forget."""
+
+    ref: str
+
+
+class SourceBlocked(Header):
+    """A forgotten-source mark of an earlier store: it blocks like a tombstone."""
+
+    TOPIC: ClassVar[str] = "source.blocked/1"
+    BODY: ClassVar[type[Value] | None] = BlockedSource
+
+    family: Literal["personal"]
+
+
+class MigrationBody(Body):
+    """What a migration met beside what it took over; `store_digest` names the store's bytes."""
+
+    actor: Actor
+    already_there: int
+    suppressed: int
+    refused: dict[str, int]
+    store_digest: str
+
+
+class MigrationCompleted(Header):
+    """An earlier store was taken over, all of it in one transaction; how much, in numbers."""
+
+    TOPIC: ClassVar[str] = "migration.completed/1"
+    BODY: ClassVar[type[Value] | None] = MigrationBody
+
+    imported: int
+    conflicts: int
+    blocked: int
 
 
 class Message(Body):
@@ -340,6 +382,8 @@ SHAPES: Mapping[str, type[Header]] = {
         SpaceCreated,
         KeysRotated,
         ForgetCompleted,
+        SourceBlocked,
+        MigrationCompleted,
     )
 }
 

@@ -17,6 +17,7 @@ from memoranda.ledger.events import (
     AuthorizationChanged,
     Binding,
     BindingChanged,
+    DataSets,
     Header,
     Message,
     Task,
@@ -129,10 +130,17 @@ class IncomingRevocation(_Strict):
 class Host:
     """What the embedding host tells the ledger. The host is trusted: it vouches for identities."""
 
-    def __init__(self, log: Log, stamps: Stamps, secrets: SecretPolicy = "refuse") -> None:
+    def __init__(
+        self,
+        log: Log,
+        stamps: Stamps,
+        secrets: SecretPolicy = "refuse",
+        data_sets: DataSets = DataSets(),  # noqa: B008  # frozen
+    ) -> None:
         self._log = log
         self._stamps = stamps
         self._secrets = secrets
+        self._data_sets = data_sets
 
     # -- conversations ----------------------------------------------------------------------
 
@@ -177,10 +185,14 @@ class Host:
         incoming = admit(IncomingBinding, {"session_id": session_id})
         if isinstance(incoming, Refused):
             return incoming
-        fresh = Binding(binding_id=self._stamps.new_id("bind"), session_id=session_id)
+        fresh = Binding(
+            binding_id=self._stamps.new_id("bind"),
+            session_id=session_id,
+            data_sets=self._data_sets,
+        )
 
         def bound(known: Binding | None) -> Binding | Refused:
-            if known and known.data_sets != fresh.data_sets:
+            if known and known.data_sets not in {self._data_sets, DataSets()}:
                 return Refused(Refusal.BINDING_MISMATCH, "session_id")
             return known if known and known.session_id == session_id else fresh
 

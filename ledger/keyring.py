@@ -105,6 +105,11 @@ class Keyring:
         """Authenticates the cursors that a query hands out."""
         return derive(self._secret(_SECRET_ROW), "cursors/v1")
 
+    @property
+    def data_set(self) -> str:
+        """Names the space's data, for who must tell it from another's; it opens nothing."""
+        return derive(self._secret(_SECRET_ROW), "data-set/v1").hex()
+
     # -- data keys --------------------------------------------------------------------------
 
     def fresh(self) -> BodyKey:

@@ -111,6 +111,7 @@ class Log:
 
         Raises RefusedError (F6) once another host has taken a newer term.
         """
+        self._refuse_if_closed()
         with self._recorder.deciding() as transaction:
             self._notice(transaction.head)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
@@ -124,13 +125,20 @@ class Log:
     @contextmanager
     def reading(self) -> Iterator[SealedStore]:
         """One consistent snapshot."""
+        self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
             self._notice(snapshot.head)
             yield SealedStore(snapshot, self._keyring, self.space)
 
     def head(self) -> Head:
+        self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
             return snapshot.head
+
+    @property
+    def data_set(self) -> str:
+        """Names what this log holds; the same over rotations, restores and hosts."""
+        return self._keyring.data_set
 
     def truncate(self) -> bool:
         """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
@@ -206,6 +214,11 @@ class Log:
             if holder_of(store).host != self.host:
                 store.take_term(self.host, "attached", since=store.head.position + 1)
         self._term = store.head.term
+
+    def _refuse_if_closed(self) -> None:
+        if self.is_closed:
+            message = "the ledger is closed; open it again"
+            raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message=message))
 
     def _refuse_if_fenced(self, store: DecidingStore) -> None:
         # A newer term of the same host is its own: one of its openings has reconciled.

@@ -164,6 +164,9 @@ class Ledger:
         except RefusedError as error:
             self._say("commit_many", error.refused)
             return error.refused
+        except OutcomeUnknown:
+            say(logging.ERROR, "commit_many", outcome="unknown")
+            raise
         refused = sum(isinstance(answer, Refused) for answer in answers)
         say(logging.INFO, "commit_many", committed=len(answers) - refused, refused=refused)
         return answers
@@ -172,6 +175,9 @@ class Ledger:
         admitted = [self._any(request) for request in many.requests]
         if not self._protocol.is_embedded:
             # Protections are one operation's: where a host holds its own, each has its own append.
+            if many.all_or_nothing:
+                message = "needs a log that holds every guard"
+                raise RefusedError(Refused(Refusal.INVALID_REQUEST, "all_or_nothing", message))
             return tuple(self._commit(caller, request, "commit") for request in admitted)
         answers: list[Receipt | Refused] = []
         with self._log.deciding() as store:

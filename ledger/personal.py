@@ -1,9 +1,11 @@
 """The family `personal`: its record's value, and what its refs claim (PM 1.1 to 1.3)."""
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
 from memoranda.ledger.commands import (
     SOURCES_MAX,
@@ -13,7 +15,9 @@ from memoranda.ledger.commands import (
     Ref,
     Revision,
     SourceKind,
+    refusals_of,
 )
+from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Evidence, Status, Tier, Value
 from memoranda.ledger.stamps import parse_time, time_text
 
@@ -84,6 +88,25 @@ class Tombstone(Value):
 
 
 AnyRecord = Record | Tombstone
+
+
+def read_record(value: Mapping[str, object]) -> AnyRecord | Refused:
+    """The record in a raw value, or its first fault: F32, F20 for tombstones, else F19."""
+    is_tombstone = value.get("status") == "forgotten"
+    try:
+        return (Tombstone if is_tombstone else Record).model_validate(value)
+    except ValidationError as error:
+        form = Refusal.TOMBSTONE_INVALID if is_tombstone else Refusal.VALUE_INVALID
+        faults = refusals_of(error, form)
+        limits = [fault for fault in faults if fault.refusal is Refusal.LIMIT_EXCEEDED]
+        first = (limits or faults)[0]
+        return replace(first, field=f"value.{first.field}")
+
+
+def record_texts(record: Record) -> dict[str, str]:
+    """The free text of a record by field."""
+    reasons = {f"value.rejections.{at}": r.reason for at, r in enumerate(record.rejections)}
+    return {"value.content": record.content, **reasons}
 
 
 def record_id_of(normal_key: str) -> str:

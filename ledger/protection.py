@@ -1,8 +1,8 @@
 """What foreign providers answer and protect: asked before the lock, shown to the decision in it."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from memoranda.ledger.sealed_store import DecidingStore, SealedStore
 from memoranda.ledger.sources import parse_ref
 
 S = TypeVar("S")
+B = TypeVar("B", bound=Value)
 State = tuple[Selector, Header, Value | None]
 
 
@@ -58,9 +59,9 @@ class Held:
         """Whether every protection still holds; compares fencing numbers only."""
         ports = self.ports
         return (
-            _holds(ports.conversations, self.conversation)
-            and _holds(ports.tasks, self.task)
-            and _holds(ports.authorizations, self.authorization)
+            _holds("conversations", ports.conversations, self.conversation)
+            and _holds("tasks", ports.tasks, self.task)
+            and _holds("authorizations", ports.authorizations, self.authorization)
         )
 
     def observed(self, store: SealedStore) -> Observed:
@@ -76,21 +77,27 @@ class Held:
             )
         return seen
 
+    def news(self, store: SealedStore) -> list[Draft]:
+        """The guards that differ from the log, messages aside."""
+        return [
+            Draft(header, state, (guard.tag,))
+            for guard, header, state in self._states(store)
+            if state is not None and state != _newest(store, guard, type(state))
+        ]
+
     def mirror(self, store: DecidingStore) -> None:
-        """Appends what differs from the log; raises RefusedError where the two contradict."""
-        for guard, header, state in self._states(store):
-            newest = store.select(guard)
-            if state is not None and (not newest or newest[0].body(type(state)) != state):
-                store.append(Draft(header, state, (guard.tag,)))
+        """Appends what differs from the log; raises RefusedError (F1) where the two contradict."""
+        for draft in self.news(store):
+            store.append(draft)
         messages = self.conversation.state.messages if self.conversation else {}
         for message in filter(None, messages.values()):
             taken = take_message(store, message.session_id, message.seq, partial(_said, message))
             if isinstance(taken, Refused) and taken.refusal is Refusal.OPERATION_CONFLICT:
-                raise RefusedError(taken)
+                raise _failed("conversations", "contradicts a message that was captured")
 
     def _states(self, store: SealedStore) -> Iterator[State]:
-        if self.conversation is not None:
-            yield BINDING, BindingChanged(), self._bound(store, self.conversation.state.binding)
+        if not self.ports.are_embedded:
+            yield BINDING, BindingChanged(), self._binding(store)
         if isinstance(self.caller, BackgroundItem):
             if self.task is not None:
                 yield task_guard(self.caller.item_id), TaskChanged(), self.task.state
@@ -98,10 +105,10 @@ class Held:
                 guard = authorization_guard(self.caller.authorization_id)
                 yield guard, AuthorizationChanged(), self.authorization.state
 
-    def _bound(self, store: SealedStore, binding: Binding | None) -> Binding | None:
-        """The provider's binding, under the data sets that the space was bound by."""
-        newest = store.select(BINDING)
-        known = newest[0].body(Binding) if newest else None
+    def _binding(self, store: SealedStore) -> Binding | None:
+        """Who is bound, under the data sets that the space was bound by, if it was by any."""
+        known = _newest(store, BINDING, Binding)
+        binding = self.conversation.state.binding if self.conversation else known
         by = known.data_sets if known and known.data_sets != DataSets() else self.ports.data_sets
         return binding.model_copy(update={"data_sets": by}) if binding else None
 
@@ -124,7 +131,7 @@ def held(ports: Ports, caller: Caller, refs: Sequence[str], within_s: float) -> 
         ) -> Protected[S] | None:
             if provider is None:
                 return None
-            return _entered(protections, name, provider.protect(names, within_s), within_s)
+            return _entered(protections, name, partial(provider.protect, names, within_s), within_s)
 
         yield Held(
             ports,
@@ -138,35 +145,44 @@ def held(ports: Ports, caller: Caller, refs: Sequence[str], within_s: float) -> 
 
 
 def _entered(
-    protections: ExitStack, name: str, protection: AbstractContextManager[S], within_s: float
+    protections: ExitStack,
+    name: str,
+    protect: Callable[[], AbstractContextManager[S]],
+    within_s: float,
 ) -> S:
     """Enters a protection on a thread of its own, which may be left waiting past the deadline."""
-    answer: Future[S] = Future()
+    answer: Future[tuple[AbstractContextManager[S], S]] = Future()
 
     def enter() -> None:
         try:
+            protection = protect()
             state = protection.__enter__()
         except Exception as error:  # noqa: BLE001  # a provider may fail in any way
             with suppress(InvalidStateError):
                 answer.set_exception(error)
             return
         try:
-            answer.set_result(state)
+            answer.set_result((protection, state))
         except InvalidStateError:
             # Given up on: what came too late is released at once.
-            protection.__exit__(None, None, None)
+            _left(protection)
 
     threading.Thread(target=enter, daemon=True).start()
-    try:
-        state = answer.result(within_s)
-    except Exception as error:
-        # A provider's own failure may be a TimeoutError too; only its absence means an answer.
-        if answer.cancel() or answer.exception() is not None:
-            message = f"the {name} provider failed or did not answer in time"
-            raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, name, message)) from error
-        state = answer.result()
-    protections.push(lambda *_: _left(protection))
+    wait([answer], within_s)
+    if answer.cancel() or answer.exception() is not None:
+        raise _failed(name, "failed or did not answer in time")
+    protection, state = answer.result()
+    protections.callback(_left, protection)
     return state
+
+
+def _failed(name: str, what: str) -> RefusedError:
+    return RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, name, f"the {name} provider {what}"))
+
+
+def _newest(store: SealedStore, guard: Selector, shape: type[B]) -> B | None:
+    found = store.select(guard)
+    return found[0].body(shape) if found else None
 
 
 def _said(message: Message, _default_time: str) -> Message:
@@ -179,8 +195,13 @@ def _left(protection: AbstractContextManager[object]) -> None:
         protection.__exit__(None, None, None)
 
 
-def _holds(provider: Provider[S] | None, protected: Protected[S] | None) -> bool:
-    return provider is None or protected is None or provider.fence() == protected.token
+def _holds(name: str, provider: Provider[S] | None, protected: Protected[S] | None) -> bool:
+    if provider is None or protected is None:
+        return True
+    try:
+        return provider.fence() == protected.token
+    except Exception as error:
+        raise _failed(name, "failed") from error
 
 
 def _event(header: Header, state: Value) -> Event:

@@ -90,7 +90,7 @@ class ConflictReceipt(Value):
     operation_id: str
     conflict_id: str
     candidate_id: str
-    other_id: str
+    other_id: str | None
     state: Literal["open", "resolved"]
     resolution: str | None
     decided_at: str

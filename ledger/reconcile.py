@@ -63,7 +63,7 @@ class Reconcile:
             answer = Refused(Refusal.RECONCILE_REFUSED, "term") if is_fenced else error.refused
         except OutcomeUnknown as unknown:
             say(logging.ERROR, "reconcile", outcome="unknown")
-            unknown.operation_id = str(request["id"])
+            unknown.operation_id = str(request.get("id"))
             raise
         is_refused = isinstance(answer, Refused)
         outcome = "refused" if is_refused else getattr(answer, "outcome", "committed")

@@ -1,9 +1,6 @@
 """What is asked of one record: a named command or a raw commit, as one request."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-from pydantic import ValidationError
+from dataclasses import dataclass
 
 from memoranda.ledger.commands import (
     Accept,
@@ -12,11 +9,11 @@ from memoranda.ledger.commands import (
     Publish,
     RecordCommand,
     Revise,
-    refusals_of,
+    is_new_record_id,
 )
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Json
-from memoranda.ledger.personal import AnyRecord, Record, Tombstone, record_id_of
+from memoranda.ledger.personal import AnyRecord, Record, read_record, record_id_of, record_texts
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.transitions import Change, change_between, change_of
 
@@ -88,18 +85,20 @@ def named_request(command: RecordCommand) -> Request:
 
 
 def raw_request(commit: Commit, secrets: SecretPolicy) -> Request | Refused:
-    """A raw commit as an operation; only its limits and secrets are refused at the door."""
-    value = _read_record(commit.value)
+    """A raw commit as an operation; only new ids, limits and secrets are refused at the door."""
+    if commit.expected is None and not is_new_record_id(commit.key):
+        return Refused(Refusal.INVALID_REQUEST, "key", "is mem_ and 64 lower-case hex digits")
+    value = read_record(commit.value)
     if isinstance(value, Refused) and value.refusal is Refusal.LIMIT_EXCEEDED:
         return value
-    texts = _texts(value) if isinstance(value, Record) else {}
+    texts = record_texts(value) if isinstance(value, Record) else {}
     screened = screen(texts, secrets)
     if isinstance(screened, Refused):
         return screened
     if screened != texts:
         # A raw value is the caller's to the byte; it cannot be redacted on the way in.
         return Refused(Refusal.SECRET_DETECTED, "value.content")
-    expected = None if commit.expected is None else _read_record(commit.expected)
+    expected = None if commit.expected is None else read_record(commit.expected)
     raw = Raw(
         sent_expected=commit.expected,
         sent_value=commit.value,
@@ -115,21 +114,3 @@ def raw_request(commit: Commit, secrets: SecretPolicy) -> Request | Refused:
         change_between(raw.expected, raw.value) if is_readable and raw.value else None,
         raw=raw,
     )
-
-
-def _read_record(value: Mapping[str, object]) -> AnyRecord | Refused:
-    """The record in a raw value, or its first fault: F32, F20 for tombstones, else F19."""
-    is_tombstone = value.get("status") == "forgotten"
-    try:
-        return (Tombstone if is_tombstone else Record).model_validate(value)
-    except ValidationError as error:
-        form = Refusal.TOMBSTONE_INVALID if is_tombstone else Refusal.VALUE_INVALID
-        faults = refusals_of(error, form)
-        limits = [fault for fault in faults if fault.refusal is Refusal.LIMIT_EXCEEDED]
-        first = (limits or faults)[0]
-        return replace(first, field=f"value.{first.field}")
-
-
-def _texts(record: Record) -> dict[str, str]:
-    reasons = {f"value.rejections.{at}": r.reason for at, r in enumerate(record.rejections)}
-    return {"value.content": record.content, **reasons}

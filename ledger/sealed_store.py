@@ -24,6 +24,8 @@ from memoranda.ledger.stamps import Stamps
 
 TERM = Selector(Tag("term", ""), (TermTaken,))
 """Which host holds the term; none before a host first attached under a name."""
+BLINDED_MAX = 4096
+"""Blind tags at hand at once: a migration has more of them than anybody wants to hold."""
 
 
 class SealedStore:
@@ -134,6 +136,8 @@ class DecidingStore(SealedStore):
     def blinded(self, tag: Tag) -> str:
         """How the tag stands in the log; a decision asks for most of its tags twice."""
         if tag not in self._blinded:
+            if len(self._blinded) >= BLINDED_MAX:
+                self._blinded.clear()
             self._blinded[tag] = super().blinded(tag)
         return self._blinded[tag]
 

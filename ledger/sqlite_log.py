@@ -333,14 +333,19 @@ class SQLiteRecorder(Recorder):
         with self._reader_lock:
             self._refuse_after_a_fault()
             try:
-                self._reader.execute("BEGIN")
-                try:
-                    yield SQLiteSnapshot(self._reader, self._space)
-                finally:
-                    if self._reader.in_transaction:
-                        self._reader.execute("ROLLBACK")
+                with self._snapshot() as snapshot:
+                    yield snapshot
             except sqlite3.Error as error:
                 raise StorageFault("the log could not be read") from error
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[SQLiteSnapshot]:
+        self._reader.execute("BEGIN")
+        try:
+            yield SQLiteSnapshot(self._reader, self._space)
+        finally:
+            if self._reader.in_transaction:
+                self._reader.execute("ROLLBACK")
 
     @contextmanager
     def _transaction(self) -> Iterator[SQLiteTransaction]:

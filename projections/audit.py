@@ -306,7 +306,10 @@ class Verifier:
             return
         before = self._records.get(tag.blind)
         revision = before.revision if before else None
-        if header.from_revision != revision or header.to_revision != (revision or 0) + 1:
+        # A migrated record begins at the revision that its earlier store had; only a first one may.
+        is_next = header.to_revision == (revision or 0) + 1 and not header.is_migrated
+        is_taken_over = header.is_migrated and before is None and header.to_revision >= 1
+        if header.from_revision != revision or not (is_next or is_taken_over):
             self.find(event.position, "receipt", "its revisions do not follow the record's")
         if isinstance(body, RecordBody):
             self._names(store, event, Tag("personal:rec", str(body.value["id"])))

@@ -4,6 +4,7 @@ from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import (
     Asking,
     citation_refusal,
+    holders_of,
     newest_of,
     owner_of,
     source_boundary,
@@ -140,12 +141,11 @@ def _evidence(seen: Seen, source: SourceRef, asking: Asking, now_text: str) -> S
 
 
 def _other_claims(seen: Seen, refs: list[str], candidate_id: str) -> list[Claim]:
-    owners = {owner_of(event) for ref in refs for event in seen.all(users_of(ref))}
-    holders = [stored.value for owner in owners if (stored := stored_in(seen.one(owner)))]
+    holders = {holder.id: holder for ref in refs for holder in holders_of(seen, ref)}
     subjects = {subject(ref) for ref in refs}
     found = [
         Claim(record_id=holder.id, ref=ref)
-        for holder in holders
+        for holder in holders.values()
         if holder.id != candidate_id
         for ref in claims(holder)
         if subject(ref) in subjects

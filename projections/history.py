@@ -73,8 +73,8 @@ class RevisionRead(Value):
 class OperationRead(Value):
     """An operation by id: state, the content first prepared while it exists, its receipt.
 
-    `intent` is `{id, key, expected, value}`, byte for byte what `commit` takes again; of an
-    operation on a conflict, which changes no revision, it is the command.
+    `intent` is `{id, key, expected, value}`, byte for byte what `commit` takes again; of a
+    migration, and of an operation on a conflict, which changes no revision, it is the command.
     """
 
     state: Literal["prepared", "committed", "aborted"]
@@ -225,6 +225,8 @@ def _intent(store: SealedStore, event: Event) -> Json | None:
     body = event.body(IntentBody)
     if body is None:
         return None
+    if isinstance(event.header, RecordCommitted) and event.header.is_migrated:
+        return body.command
     record_id = str(body.value["id"])
     expected: Json | None = None
     if body.expected is not None:

@@ -7,8 +7,8 @@ from pydantic import AfterValidator, Field, StrictBool, StrictInt
 from pydantic_core import PydanticCustomError
 
 from memoranda.ledger.authority import Caller
-from memoranda.ledger.candidates import Stored, stored_in
-from memoranda.ledger.commands import admit
+from memoranda.ledger.candidates import Stored, newest_of, stored_in
+from memoranda.ledger.commands import ReadRecord, admit, is_new_record_id
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import IntegrityFault, Refused
 from memoranda.ledger.events import (
@@ -49,7 +49,7 @@ class RecordsView:
     """One row per record by its blind tag: positions, states and times, no content."""
 
     name: ClassVar[str] = "records"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     tables: ClassVar[tuple[str, ...]] = ("records", "counters", "open_operations")
     schema: ClassVar[str] = """
 CREATE TABLE records (
@@ -103,14 +103,32 @@ CREATE TABLE open_operations (operation TEXT PRIMARY KEY, position INTEGER NOT N
             connection.execute("DELETE FROM open_operations WHERE operation = ?", (name,))
 
 
+_ID_LENGTH = len("mem_") + 64
+_PACKED = b"mem_\0"
+"""Begins the ids of ours, which are kept as 32 bytes; no text holds its NUL."""
+
+
 def id_bytes(record_id: str) -> bytes:
-    """A record's id as the view holds it: 32 bytes in the same order."""
-    return bytes.fromhex(record_id.removeprefix("mem_"))
+    """A record's id as the view holds it: in the order of the texts, ours before like ones."""
+    if is_new_record_id(record_id):
+        return _PACKED + bytes.fromhex(record_id.removeprefix("mem_"))
+    return record_id.encode()
 
 
 def id_text(kept: bytes) -> str:
     """The record's id again."""
-    return f"mem_{kept.hex()}"
+    if kept.startswith(_PACKED):
+        return f"mem_{kept.removeprefix(_PACKED).hex()}"
+    return kept.decode()
+
+
+def _ranges(text: str) -> list[tuple[bytes, bytes]]:
+    """Between which bytes the ids lie that begin so: ids as text, then ours by their digits."""
+    ranges = [(text.encode(), text.encode() + b"\xff")]
+    low, high = text.ljust(_ID_LENGTH, "0"), text.ljust(_ID_LENGTH, "f")
+    if is_new_record_id(low) and text != "mem_":
+        ranges.append((id_bytes(low), id_bytes(high)))
+    return ranges
 
 
 def _facts(body: RecordBody | None) -> tuple[str | int | bytes | None, ...]:
@@ -143,6 +161,7 @@ ON CONFLICT (record) DO UPDATE SET
     effective_at = excluded.effective_at, expires_at = excluded.expires_at
 """
 _OPEN = "INSERT OR REPLACE INTO open_operations VALUES (?, ?)"
+_BEGINNING = "SELECT id FROM records WHERE id BETWEEN ? AND ? LIMIT 2"
 _DELIVER = """
 UPDATE records SET delivery = (SELECT deliveries FROM counters)
  WHERE status = 'candidate' AND id = ?
@@ -181,21 +200,24 @@ class Records:
         return self._opened(caller, "WHERE status = 'candidate' ORDER BY opened", {"limit": limit})
 
     def ids_beginning(self, caller: Caller, text: str) -> tuple[str, ...] | Refused:
-        """At most two ids that begin with `mem_` and some hex digits: one, or not the only one.
+        """At most two ids that begin so: one, or not the only one; an id in full is the only one.
 
         The view keeps no id of a forgotten record, so tombstones are opened when nothing else fits.
         """
-        digits = text.removeprefix("mem_").ljust(64, "0")
-        low, end = bytes.fromhex(digits), text.removeprefix("mem_").ljust(64, "f")
+        if isinstance(asked := admit(ReadRecord, {"record_id": text}), Refused):
+            return asked
         with current(self._log, self._views, self._view) as (store, connection):
             guards = reader_of(store, caller, "query")
             if isinstance(guards, Refused):
                 return guards
-            rows = connection.execute(
-                "SELECT id FROM records WHERE id BETWEEN ? AND ? LIMIT 2", (low, bytes.fromhex(end))
-            )
-            found = tuple(id_text(kept) for (kept,) in rows.fetchall())
-            return found or _tombstones_beginning(store, connection, text)
+            if store.select(newest_of(text)):
+                return (text,)
+            found = [
+                id_text(kept)
+                for low, high in _ranges(text)
+                for (kept,) in connection.execute(_BEGINNING, (low, high)).fetchall()
+            ]
+            return tuple(found[:2]) or _tombstones_beginning(store, connection, text)
 
     def counts(self) -> dict[str, int]:
         """How many records there are of each status."""

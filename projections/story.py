@@ -105,6 +105,7 @@ _DEEDS = {
     "retire": "retired",
     "reactivate": "brought back",
     "forget": "forgotten",
+    "migrate": "taken over from an earlier store",
 }
 
 
@@ -115,7 +116,7 @@ def _asides(body: RecordBody) -> list[str]:
 
 
 def _conflict(conflict: Conflict) -> str:
-    return f"Conflict {conflict.conflict_id} with {conflict.other_id}"
+    return f"Conflict {conflict.conflict_id} with {conflict.other_id or 'no named record'}"
 
 
 def _who(actor: Actor) -> str:

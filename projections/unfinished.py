@@ -58,6 +58,12 @@ class Unfinished:
         self._stamps = stamps
         self._view = RecordsView()
 
+    def count(self) -> int:
+        """How many operations have no end."""
+        with current(self._log, self._views, self._view) as (_, connection):
+            found = connection.execute("SELECT count(*) FROM open_operations").fetchone()
+            return int(found[0])
+
     def listed(
         self, caller: Caller, *, state: str | None = None, limit: int = LIST_MAX
     ) -> tuple[OperationLine, ...] | Refused:

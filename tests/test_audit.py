@@ -1,5 +1,6 @@
 """Audit: a clean log has no findings, and whatever was changed behind its back is one."""
 
+import json
 import random  # noqa: TID251  # seeded dice, no entropy
 import shutil
 import sqlite3
@@ -12,6 +13,7 @@ import pytest
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import IntegrityFault, MemorandaError
 from memoranda.ledger.events import SHAPES
+from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.audit import AuditReport
 from memoranda.tools.memory import Memory, open_memory
 
@@ -133,6 +135,20 @@ def settle(memory: Memory, primary: Memory, home: str) -> None:
     assert settled.outcome == "aborted"
 
 
+def migrate(memory: Memory, path: Path) -> None:
+    """Takes over an earlier store that only blocks a source."""
+    ownership = [
+        {"package": "memory", "storage": "personal.records", "moves_to": "personal"},
+        {"package": "personal", "storage": "personal.records", "moves_from": "memory"},
+    ]
+    head = {"kind": "store", "format": "personal-records/1", "user_space_id": SPACE}
+    lines = [{**head, "ownership": ownership}, {"kind": "forgotten_source", "ref": "notes.md"}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = memory.migrate(path)
+    assert isinstance(report, MigrationReport)
+    assert report.blocked == 1
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
     """The one ledger of this room, closed; tests work on copies."""
@@ -140,6 +156,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
     place = {"data": books.folder / "data", "state": books.folder / "state"}
     memory = open_memory(SPACE, **place, home=books.folder)
     live(memory)
+    migrate(memory, tmp_path_factory.mktemp("earlier") / "old.jsonl")
     gone = memory.publish("secret plan", SECRETS[4])
     assert memory.correct(gone.record_id, 1, SECRETS[4] + "!").to_revision == 2
     with closing(sqlite3.connect(books.keys)) as raw:

@@ -143,26 +143,40 @@ def test_a_field_that_a_command_does_not_know_or_lacks_is_named(verb: str, prima
 
 RECORD_IDS = [
     "mem_", f"mem_{63 * '0'}", f"mem_{65 * '0'}", f"mem_{64 * 'A'}", f"MEM_{64 * '0'}",
-    f"mem-{64 * '0'}", 64 * "0", f"mem_{64 * '٠'}", f" {ID}", f"{ID}\n", ID.upper(),
+    f"mem-{64 * '0'}", 64 * "0", f"mem_{64 * '٠'}", f" {ID}", f"{ID}\n", ID.upper(), 256 * "x",
 ]  # fmt: skip
 
 
-def test_a_record_id_of_another_form_is_refused(primary: Memory) -> None:
+def about(primary: Memory, record_id: object) -> list[Refused]:
+    """What each kind of command answers about a record of that id."""
+    return [
+        primary.forget(record_id, 1),
+        primary.accept(record_id, 1),
+        primary.propose(KEY, "x", sources=[ref("42")], conflicts_with=[record_id]),
+        primary.commit({"id": "op-1", "key": record_id, "expected": None, "value": {}}),
+    ]
+
+
+def test_only_an_earlier_store_has_record_ids_of_another_form(primary: Memory) -> None:
     with nothing_written(primary):
-        answers = [
-            answer
-            for record_id in RECORD_IDS
-            for answer in (
-                primary.forget(record_id, 1),
-                primary.accept(record_id, 1),
-                primary.propose(KEY, "x", sources=[ref("42")], conflicts_with=[record_id]),
-                primary.commit({"id": "op-1", "key": record_id, "expected": None, "value": {}}),
-            )
-        ]
+        answers = [answer for record_id in RECORD_IDS for answer in about(primary, record_id)]
+
+    told = [("F35", "record_id"), ("F35", "record_id"), ("F35", "conflicts_with"), ("F36", "key")]
+    assert [(number(it), it.field) for it in answers] == len(RECORD_IDS) * told
+
+
+@pytest.mark.parametrize(
+    ("record_id", "refusal"),
+    [("", "F36"), ("\0", "F36"), (SURROGATE, "F36"), (7, "F36"), (None, "F36"), (257 * "x", "F32")],
+)
+def test_what_can_be_no_record_id_is_refused(
+    record_id: object, refusal: str, primary: Memory
+) -> None:
+    with nothing_written(primary):
+        answers = about(primary, record_id)
 
     fields = ["record_id", "record_id", "conflicts_with.0", "key"]
-    assert [answer.field for answer in answers] == len(RECORD_IDS) * fields
-    assert {number(answer) for answer in answers} == {"F36"}
+    assert [(number(it), it.field) for it in answers] == [(refusal, field) for field in fields]
 
 
 def test_an_operation_id_is_1_to_128_of_its_alphabet(memory: Memory) -> None:

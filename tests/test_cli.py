@@ -21,6 +21,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from memoranda.ledger.authority import BackgroundItem
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.receipts import Receipt
 from memoranda.tools.cli import application, main
 from memoranda.tools.cli_capture import LINE_BYTES_MAX
@@ -110,6 +111,66 @@ def run(tmp_path: Path) -> Terminal:
 
 def lines(*messages: object) -> str:
     return "".join(json.dumps(message) + "\n" for message in messages)
+
+
+def left_open(run: Terminal, operation_id: str = "op-left") -> str:
+    """The id of an operation that was prepared, and has no end."""
+    with run.memory() as memory:
+        request = {"name": "publish", "operation_id": operation_id, "key": "tea", "content": WORDS}
+        assert not isinstance(memory.prepare(request), Refused)
+    return operation_id
+
+
+# -- what a crash left open -----------------------------------------------------------------
+
+
+def test_an_operation_without_an_end_is_listed_shown_and_settled(run: Terminal) -> None:
+    left_open(run)
+
+    listed, shown = run("operations"), run("operations", "op-left")
+    assert "prepared" in listed.out
+    assert "memoranda reconcile op-left --writers-stopped" in listed.out
+    assert WORDS not in listed.out
+    assert WORDS in shown.out
+    assert "1: `memoranda operations`" in run("status").out
+
+    settled = run("reconcile", "op-left", "--writers-stopped", "--reason", "host crashed", "--json")
+    assert settled.code == 0
+    assert settled.answer["receipt"]["outcome"] == "aborted"
+    (line,) = run("operations", "--json").answer["operations"]
+    assert (line["operation_id"], line["state"]) == ("op-left", "aborted")
+    assert "host crashed" in run("operations", "op-left").out
+    assert run("status", "--json").answer["unfinished"] == 0
+    assert run("audit", "verify").code == 0
+
+
+def test_reconcile_says_what_it_needs_and_changes_nothing_without(run: Terminal) -> None:
+    left_open(run)
+
+    for words in ([], ["--writers-stopped"], ["--reason", "x"]):
+        refused = run("reconcile", "op-left", *words)
+        assert refused.code == 1
+        assert refused.err.startswith("reconcile_refused: ")
+        assert "--writers-stopped --reason TEXT" in refused.err
+    unknown = run("reconcile", "op-nowhere", "--writers-stopped", "--reason", "x")
+    assert unknown.err.startswith("not_found: ")
+    assert run("status", "--json").answer["unfinished"] == 1
+
+
+def test_reconciling_what_was_committed_keeps_its_receipt(run: Terminal) -> None:
+    receipt = run("remember", WORDS, "--operation", "op-1", "--json").answer["receipt"]
+
+    settled = run("reconcile", "op-1", "--writers-stopped", "--reason", "late", "--json")
+
+    assert settled.answer["receipt"] == receipt
+
+
+def test_there_may_be_no_operations_and_a_state_must_exist(run: Terminal) -> None:
+    run("init")
+
+    assert "There are none." in run("operations").out
+    assert run("operations", "--state", "lost").code == 1
+    assert run("operations", "op-nowhere").err.startswith("not_found: ")
 
 
 # -- the space ------------------------------------------------------------------------------
@@ -643,7 +704,7 @@ def test_every_command_takes_json_and_every_writing_one_an_operation() -> None:
 
     options = dict(_options_by_command(get_command(application())))
 
-    assert len(options) == 26
+    assert len(options) == 29
     assert all("--json" in known for known in options.values())
     assert {name for name, known in options.items() if "--operation" in known} == {
         "remember",

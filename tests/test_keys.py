@@ -336,6 +336,17 @@ def test_tags_stay_the_same_across_rotations(opened):
     assert (again.position, again.replayed) == (receipt.position, True)
 
 
+def test_a_data_set_is_named_alike_over_rotations_and_openings_and_unlike_every_other(opened):
+    memory = opened()
+    name = memory.data_set
+
+    memory.rotate_keys()
+
+    assert memory.data_set == opened().data_set == name
+    assert len({name, opened("us_bob").data_set, opened("us_carol").data_set}) == 3
+    assert len(bytes.fromhex(name)) == 32
+
+
 def test_a_rotation_takes_its_steps_in_the_one_order_that_loses_nothing(opened, folder, world):
     memory = opened()
     memory.publish("home", "I live in Kyoto")

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import pytest
 from tests.providers import Company, company
@@ -10,9 +9,9 @@ from tests.providers import Company, company
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
+from memoranda.ledger.ports import Ports
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
-from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.tools.memory import Memory
 
 KEY = "preference/reply-language"
@@ -570,6 +569,17 @@ def test_scenario_46_a_provider_that_fails_is_named_before_and_after_the_intent_
     assert item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
 
 
+def test_a_log_closed_under_a_prepared_commit_leaves_the_outcome_unknown(
+    opened, hosted, main, world
+):
+    world.at_step = lambda step: hosted._parts.log.close() if step == "commit:prepared" else None
+
+    answer = main.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert answer.refusal is Refusal.OUTCOME_UNKNOWN
+    assert states(opened()) == {"op-1": "prepared"}
+
+
 def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_it_does(
     item, firm, monkeypatch
 ):
@@ -581,32 +591,15 @@ def test_a_provider_that_does_not_answer_in_time_is_given_up_and_released_when_i
     assert [provider.held for provider in firm.all] == [0, 0, 0]
 
 
-def test_a_provider_that_says_itself_that_it_took_too_long_is_named_too(item, firm):
+def test_a_provider_that_gives_up_waiting_by_itself_has_failed(item, firm):
     def give_up() -> None:
-        raise TimeoutError("is busy")
+        raise TimeoutError("its own")
 
     firm.tasks.before = give_up
 
     answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
 
     assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
-
-
-def test_a_lock_that_is_busy_after_the_intent_is_durable_leaves_the_outcome_unknown(
-    hosted, item, world, monkeypatch
-):
-    monkeypatch.setattr(hosted._parts.log._lock, "_wait_s", 0.05)
-    other = SpaceLock(hosted._parts.log._lock._path, wait_s=1.0)
-    with ExitStack() as busy:
-        world.at_step = lambda step: (
-            busy.enter_context(other.held()) if step == "commit:prepared" else None
-        )
-        answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
-        world.at_step = lambda _: None
-
-    assert answer.refusal is Refusal.OUTCOME_UNKNOWN
-    assert states(hosted) == {"op-1": "prepared"}
-    assert item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
 
 
 @pytest.mark.parametrize(
@@ -702,3 +695,60 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     embedded = opened()
     assert embedded.host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
     assert isinstance(settle(embedded), AbortReceipt)
+
+
+def test_a_host_may_own_only_some_of_its_guards(opened, firm):
+    person = opened(ports=Ports(authorizations=firm.leaves))
+    assert not isinstance(person.host.bind_primary("s-main-1"), Refused)
+    said = {"session": "s-main-1", "seq": 42, "role": "user", "text": "Chinese, please"}
+    assert all(hasattr(it, "ref") for it in person.capture([said]))
+    person.host.open_task(item_id="task-7", captured_ref=f"{REF}42")
+    item = person.acting_as(BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1"))
+
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    assert person.acting_as(ModelSession("s-main-1", "a")).accept(ID, 1).status == "accepted"
+    assert not isinstance(person.host.bind_primary("s-main-2"), Refused)
+    firm.leaves.change({})
+    refused = item.propose("preference/tea", "x", sources=[f"{REF}42#0-3"])
+    assert refused.refusal is Refusal.AUTHORIZATION_REQUIRED
+    assert person.audit.verify().findings == ()
+
+
+def test_a_batch_of_a_host_with_its_own_guards_is_never_all_or_nothing(hosted, main):
+    requests = [publication(), publication("op-2", key="preference/tea", sources=[f"{REF}88"])]
+
+    assert main.commit_many(requests, all_or_nothing=True).field == "all_or_nothing"
+    assert states(hosted) == {}
+    assert [answer.to_revision for answer in main.commit_many(requests)] == [1, 1]
+
+
+def test_a_provider_that_contradicts_a_captured_message_is_named(hosted, item):
+    said = {"session": "s-main-1", "seq": 42, "role": "user", "text": "Something else"}
+    assert all(hasattr(it, "ref") for it in hosted.capture([said]))
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert states(hosted) == {}
+
+
+def test_a_provider_that_fails_inside_the_lock_is_named_and_the_intent_stays(item, firm, world):
+    def fail() -> int:
+        raise OSError
+
+    world.at_step = lambda step: (
+        setattr(firm.tasks, "fence", fail) if step == "commit:protected" else None
+    )
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert (answer.refusal, answer.field) == (Refusal.OUTCOME_UNKNOWN, "tasks")
+
+
+def test_a_closed_ledger_says_so(memory):
+    memory.close()
+
+    assert memory.remember(TEXT).refusal is Refusal.SERVICE_UNAVAILABLE
+    for read in (lambda: memory.read(ID), lambda: memory.revisions(ID), memory.status):
+        with pytest.raises(RefusedError, match="closed"):
+            read()

@@ -511,7 +511,7 @@ def a_secret_from_a_stranger(cast: Cast) -> Act:
 
 @wins("F36", over="F2")
 def a_malformed_request_of_a_stranger(cast: Cast) -> Act:
-    return lambda: cast.stranger.forget("mem_1", 1)
+    return lambda: cast.stranger.forget("\0", 1)
 
 
 @wins("F36", over="F2")

@@ -159,14 +159,14 @@ def test_nothing_that_a_detector_of_the_library_knows_is_missed(
         *("password=https://", "\u200b", "key aB3dE5fG7hI9kL1mN3oP5q ", '"password: "', "bearer a"),
     ],
 )
-def test_a_hostile_text_of_200_000_characters_takes_well_under_two_seconds(piece: str) -> None:
+def test_a_hostile_text_of_200_000_characters_takes_no_quadratic_time(piece: str) -> None:
     text = (piece * 200_000)[:200_000]
 
-    began = time.perf_counter()
+    began = time.process_time()
     find_secrets(text)
 
-    # Measured at most 0.55 s; quadratic time would be minutes.
-    assert time.perf_counter() - began < 2
+    # Measured at most 0.55 s of CPU; quadratic time would be minutes.
+    assert time.process_time() - began < 10
 
 
 def test_neither_importing_nor_scanning_ordinary_text_loads_the_library() -> None:

@@ -19,7 +19,15 @@ from memoranda.ledger.errors import (
     Refused,
     RefusedError,
 )
-from memoranda.tools import cli_capture, cli_keys, cli_reads, cli_recall, cli_writes
+from memoranda.tools import (
+    cli_capture,
+    cli_keys,
+    cli_migrate,
+    cli_reads,
+    cli_recall,
+    cli_recovery,
+    cli_writes,
+)
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem, prepare_streams
 from memoranda.tools.cli_run import Json, Run, run_of
 from memoranda.tools.render import tour_page
@@ -74,7 +82,8 @@ def _usage(error: typer.TyperException) -> Problem:
 def _fault(run: Run, error: Exception) -> Problem:
     match error:
         case OutcomeUnknown():
-            again = f" with --operation {run.operation_id}" if run.operation_id else ""
+            operation_id = error.operation_id or run.operation_id
+            again = f" with --operation {operation_id}" if operation_id else ""
             next_step = f"Run the same command again{again}: what was done is not done twice."
             wire = Refused(Refusal.OUTCOME_UNKNOWN).wire()
             return Problem(ExitCode.UNKNOWN_OUTCOME, {**wire, "next": next_step})
@@ -157,7 +166,11 @@ def take_tour(_context: typer.Context, *, _json: Json = False) -> Answer:
 
 _COMMANDS: dict[str, dict[str, Command]] = {
     "Start": {"init": cli_keys.init, "tour": take_tour},
-    "Keep": {"remember": cli_writes.remember, "capture": cli_capture.capture},
+    "Keep": {
+        "remember": cli_writes.remember,
+        "capture": cli_capture.capture,
+        "migrate": cli_migrate.migrate,
+    },
     "Look": {
         "list": cli_reads.list_records,
         "show": cli_reads.show,
@@ -176,6 +189,7 @@ _COMMANDS: dict[str, dict[str, Command]] = {
         "reactivate": cli_writes.reactivate,
         "forget": cli_writes.forget,
     },
+    "Recover": {"operations": cli_recovery.operations, "reconcile": cli_recovery.reconcile},
     "Keys and proof": {"rebuild": cli_recall.rebuild},
 }
 _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {

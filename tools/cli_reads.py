@@ -133,7 +133,7 @@ def status(context: typer.Context, *, _json: Json = False) -> Answer | Refused:
         "state": settings.state.expanduser() / counts.space,
     }
     disk = {name: {"folder": str(path), "bytes": _bytes_in(path)} for name, path in folders.items()}
-    waiting = counts.records.get("candidate", 0)
+    waiting, left = counts.records.get("candidate", 0), counts.unfinished
     records = ", ".join(f"{count} {status}" for status, count in sorted(counts.records.items()))
     shown = pairs(
         [
@@ -141,6 +141,7 @@ def status(context: typer.Context, *, _json: Json = False) -> Answer | Refused:
             ("events", str(counts.position)),
             ("records", records or "none"),
             ("waiting", f"{waiting}: `memoranda candidates`" if waiting else "nothing"),
+            *([("unfinished", f"{left}: `memoranda operations`")] if left else []),
             ("keys", f"{counts.keys}, under key epoch {counts.key_epoch}"),
             *((name, line(f"{it['folder']}, {it['bytes']:,} bytes")) for name, it in disk.items()),
         ]

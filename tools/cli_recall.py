@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from memoranda.ledger.errors import Refused
 from memoranda.tools.cli_answers import Answer
 from memoranda.tools.cli_run import Json, run_of
-from memoranda.tools.render import line, pairs, proof_page, record_table, zone_page
+from memoranda.tools.render import line, pairs, proof_page, record_table, visible, zone_page
 
 if TYPE_CHECKING:
     from memoranda.projections.query import QueryPage
@@ -132,7 +132,7 @@ def forgotten(
     if isinstance(page, Refused):
         return page
     rows = [
-        (read.record.id, f"revision {read.record.revision}, forgotten {read.decided_at}")
+        (visible(read.record.id), f"revision {read.record.revision}, forgotten {read.decided_at}")
         for read in page.records
     ]
     shown = [pairs(rows) if rows else line("Nothing was forgotten.")]

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from memoranda.tools.memory import Memory
     from memoranda.tools.settings import Settings
 
-_HEX = frozenset("0123456789abcdef")
+BEGINNING_MIN = len("mem_") + 6
+"""How much of an id names it; any shorter beginning soon names two."""
 
 
 @dataclass
@@ -187,18 +188,18 @@ def _put_words(answer: Answer) -> None:
 
 
 def _record_id(memory: "Memory", text: str) -> str | Refused:
-    digits = text.removeprefix("mem_")
-    is_id = text.startswith("mem_") and _HEX.issuperset(digits) and 6 <= len(digits) <= 64
-    if not is_id:
-        message = "is mem_ and at least 6 hex digits of the record's id"
-        return Refused(Refusal.INVALID_REQUEST, "record", message)
-    if len(digits) == 64:
+    from memoranda.ledger.commands import is_new_record_id  # noqa: PLC0415  # not for --help
+
+    if is_new_record_id(text):
         return text
     found = memory.ids_beginning(text)
     if isinstance(found, Refused):
-        return found
-    if len(found) == 1:
+        return replace(found, field="record")
+    if len(found) == 1 and (found[0] == text or len(text) >= BEGINNING_MIN):
         return found[0]
+    if len(text) < BEGINNING_MIN:
+        message = "is a record's id, or its beginning: for most, mem_ and at least 6 hex digits"
+        return Refused(Refusal.INVALID_REQUEST, "record", message)
     message = "several records' ids begin so; give more digits" if found else "no id begins so"
     return Refused(Refusal.NOT_FOUND, "record", message)
 

@@ -6,6 +6,7 @@ from typing import Self
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log, Place
+from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.stamps import Stamps
@@ -60,6 +61,11 @@ class Memory(Writing, Reading):
     @property
     def audit(self) -> Audit:
         return self._parts.audit
+
+    @property
+    def data_set(self) -> str:
+        """Names the ledger's data: a provider of documents may only be replaced by its equal."""
+        return self._parts.log.data_set
 
     @property
     def recovery_code(self) -> str | None:
@@ -118,6 +124,9 @@ def assemble(
     log = Log(place, stamps, create=create, host=settings.host)
     try:
         ledger = Ledger(log, stamps, settings.secrets, ports)
+        migration = Migration(log, stamps, settings.secrets)
+        if settings.legacy is not None:
+            migration.ensure(PersonClient(), settings.legacy.expanduser())
         views = ViewFile(place.data / "views.db", place.space)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
@@ -125,7 +134,8 @@ def assemble(
             log=log,
             views=views,
             ledger=ledger,
-            host=Host(log, stamps, settings.secrets),
+            host=Host(log, stamps, settings.secrets, ports.data_sets),
+            migration=migration,
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
+from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
@@ -28,6 +29,7 @@ class Parts:
     views: ViewFile
     ledger: Ledger
     host: Host
+    migration: Migration
     history: History
     evidence: Evidence
     records: Records

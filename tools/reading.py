@@ -23,6 +23,7 @@ class Status(Value):
     key_epoch: int
     keys: int
     records: dict[str, int]
+    unfinished: int
 
 
 class Reading(Seat):
@@ -127,6 +128,7 @@ class Reading(Seat):
             key_epoch=head.key_epoch,
             keys=self._parts.log.key_count(),
             records=self._parts.records.counts(),
+            unfinished=self._parts.unfinished.count(),
         )
 
     @property

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from memoranda.ledger.personal import AnyRecord, Source
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
-    from memoranda.projections.history import RecordRead, RevisionRead
+    from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
     from memoranda.projections.recall import Zone
     from memoranda.projections.remnants import Proof
+    from memoranda.projections.unfinished import OperationLine
     from memoranda.tools.tour import Step
 
-SHORT_ID = len("mem_") + 10
+SHORT_ID, LONG_ID = len("mem_") + 10, len("mem_") + 64
 METER_CELLS = 20
 
 _JOINERS = "\u200c\u200d"
@@ -37,6 +38,7 @@ _DEEDS = {
     "retire": "retired",
     "reactivate": "brought back",
     "forget": "forgotten",
+    "migrate": "taken over",
 }
 
 
@@ -69,8 +71,9 @@ def when(time_text: str) -> str:
 
 
 def short(record_id: str) -> str:
-    """The part of a record's id that people read and type."""
-    return record_id[:SHORT_ID]
+    """The part of a record's id that people read and type; of an earlier store's, the whole."""
+    is_ours = record_id.startswith("mem_") and len(record_id) == LONG_ID
+    return record_id[:SHORT_ID] if is_ours else visible(record_id)
 
 
 def pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -107,6 +110,45 @@ def record_table(reads: Sequence["RecordRead"]) -> Table:
         status = record.status if read.is_active or record.status != "accepted" else "inactive"
         table.add_row(*head, status, record.tier, newest, line(record.content))
     return table
+
+
+def operation_table(lines: Sequence["OperationLine"]) -> Table:
+    """One line per operation, what it writes left out."""
+    table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+    for name in ("state", "age", "by", "position"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("operation", overflow="fold", ratio=1)
+    for it in lines:
+        style = "bold yellow" if it.state == "prepared" else ""
+        by = it.actor.role if it.actor else ""
+        operation = line(it.operation_id or "of a forgotten record")
+        table.add_row(Text(it.state, style), _age(it.age_s), by, str(it.position), operation)
+    return table
+
+
+def _age(seconds: int) -> str:
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def operation_page(operation_id: str, read: "OperationRead") -> list[RenderableType]:
+    """One operation: what became of it, and what it writes while that may be shown."""
+    receipt, intent = read.receipt, read.intent or {}
+    value = intent.get("value")
+    content = value.get("content") if isinstance(value, dict) else None
+    rows: list[tuple[str, RenderableType]] = [("state", read.state)]
+    if receipt is not None:
+        rows.append(("decided", when(receipt.decided_at)))
+    if reason := getattr(receipt, "reason", None):
+        rows.append(("reason", line(reason)))
+    if record_id := getattr(receipt, "record_id", None) or intent.get("key"):
+        rows.append(("record", line(str(record_id))))
+    if read.current_revision is not None:
+        rows.append(("now at", f"revision {read.current_revision}"))
+    page: list[RenderableType] = [line(operation_id, "bold"), pairs(rows)]
+    return [*page, quoted(content)] if isinstance(content, str) else page
 
 
 def record_page(read: "RecordRead") -> list[RenderableType]:
@@ -153,7 +195,10 @@ def _blocked(record: "AnyRecord") -> list[tuple[str, RenderableType]]:
 
 def _conflicts(conflicts: Iterable["Conflict"]) -> list[tuple[str, RenderableType]]:
     texts = [
-        line(f"{it.conflict_id}: {short(it.candidate_id)} with {short(it.other_id)}")
+        line(
+            f"{it.conflict_id}: {short(it.candidate_id)}"
+            f" with {short(it.other_id) if it.other_id else 'no named record'}"
+        )
         for it in conflicts
     ]
     return _named("open conflicts", texts)

@@ -38,6 +38,9 @@ class Settings(BaseSettings):
         description="Which host this is: opening a ledger as another host fences the one before",
     )
     secrets: SecretPolicy = Field("refuse", description="What happens to text with a secret in it")
+    legacy: Path | None = Field(
+        None, description="File of an earlier store, migrated before anything is served"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -3,6 +3,7 @@
 import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Literal
 
 from memoranda.ledger import events
@@ -16,6 +17,7 @@ from memoranda.ledger.receipts import (
     Receipt,
 )
 from memoranda.ledger.reconcile import Settled
+from memoranda.ledger.takeover import MigrationReport, Progress
 from memoranda.projections.recall import StepRecall
 from memoranda.tools.parts import Seat
 
@@ -228,6 +230,12 @@ class Writing(Seat):
             operation_id,
             with_sources=with_sources,
         )
+
+    def migrate(
+        self, path: Path | str, *, dry_run: bool = False, progress: Progress | None = None
+    ) -> MigrationReport | Refused:
+        """Takes an earlier store of records over, all of it or nothing; a repeat is harmless."""
+        return self._parts.migration.run(self.caller, path, dry_run=dry_run, progress=progress)
 
     def commit(self, request: Mapping[str, object]) -> Receipt | Refused:
         """The one way in, `{id, key, expected, value}`, which every verb above builds."""

@@ -4,10 +4,23 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from memoranda.tools.benchmarks import audit, commit, growth, revisions, startup, step
+from memoranda.tools.benchmarks import (
+    audit,
+    batch,
+    commit,
+    growth,
+    guards,
+    hot,
+    revisions,
+    startup,
+    step,
+)
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "commit": commit.run,
+    "batch": batch.run,
+    "hot": hot.run,
+    "guards": guards.run,
     "growth": growth.run,
     "revisions": revisions.run,
     "audit": audit.run,

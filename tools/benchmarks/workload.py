@@ -49,10 +49,14 @@ def capture(memory: Memory, first: int, count: int) -> None:
     assert not any(isinstance(answer, Refused) for answer in memory.capture(messages))
 
 
+def source(number: int) -> str:
+    """The message that a fact cites."""
+    return f"personal-message:{SESSION}:{number}"
+
+
 def publish(memory: Memory, number: int) -> None:
     """One durable fact with a source, its guards and its receipt."""
-    source = f"personal-message:{SESSION}:{number}"
-    answer = memory.publish(f"fact/{number}", FACT.format(number), sources=[source])
+    answer = memory.publish(f"fact/{number}", FACT.format(number), sources=[source(number)])
     assert not isinstance(answer, Refused), answer
 
 

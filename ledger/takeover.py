@@ -1,0 +1,422 @@
+"""A takeover: what becomes of each line of an earlier store, on top of what the log says (PM 6)."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memoranda.ledger.candidates import (
+    blocks_of,
+    conflict_tags,
+    conflicts_about,
+    is_blocked,
+    newest_of,
+    open_conflicts,
+    owner_id,
+    owner_of,
+    users_of,
+)
+from memoranda.ledger.case import operation_selector
+from memoranda.ledger.commands import admit
+from memoranda.ledger.entries import FRESH_KEY, SPACE_KEY, Draft, Event, Selector, Tag
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import (
+    Actor,
+    BlockedSource,
+    Conflict,
+    ConflictBody,
+    ConflictChanged,
+    Json,
+    MigrationBody,
+    MigrationCompleted,
+    NamedBody,
+    OperationBody,
+    RecordBody,
+    RecordCommitted,
+    SourceBlocked,
+    Status,
+    Value,
+)
+from memoranda.ledger.guards import Seen
+from memoranda.ledger.legacy import (
+    ConflictMark,
+    LegacyStore,
+    Line,
+    SourceMark,
+    blocked_by,
+    id_of,
+    known,
+    record_of,
+)
+from memoranda.ledger.personal import (
+    AnyRecord,
+    Record,
+    Tombstone,
+    claims,
+    read_record,
+    record_texts,
+    source_refs,
+)
+from memoranda.ledger.screening import SecretPolicy, screen
+from memoranda.ledger.sealed_store import SealedStore
+from memoranda.ledger.sources import MessageRef, parse_ref, subject
+
+COMPLETION = Selector(Tag("migration", ""), (MigrationCompleted,))
+COMMAND: Json = {"name": "migrate"}
+LISTED_MAX = 1000
+"""Refused lines and overlaps that are told one by one; the counts tell of all."""
+
+Progress = Callable[[int, int], None]
+"""Called with the lines settled so far and all of them."""
+
+Outcome = Draft | Refused | Literal["already_there", "suppressed"]
+
+
+class RefusedLine(Value):
+    """A line that was not taken over, and why; never what it says."""
+
+    line: int
+    code: str
+    field: str | None
+
+
+class Overlap(Value):
+    """A record that was taken over although another one cites the same words."""
+
+    record_id: str
+    other_id: str
+    ref: str
+
+
+class MigrationReport(Value):
+    """What became of the lines of an earlier store.
+
+    Every line counts once: as a record imported, a conflict opened, a source blocked, already
+    there, suppressed by a tombstone, or refused by its code.
+    """
+
+    imported: int
+    conflicts: int
+    blocked: int
+    already_there: int
+    suppressed: int
+    refused: dict[str, int]
+    refused_lines: tuple[RefusedLine, ...]
+    overlapping: tuple[Overlap, ...]
+    unknown_fields: dict[str, int]
+
+
+# -- what is known before the first line is taken -------------------------------------------
+
+
+class Ranges:
+    """Refs by message, each with the record that holds it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[tuple[str, MessageRef | None, str]]] = {}
+
+    def add(self, ref: str, holder: str = "") -> None:
+        self._held.setdefault(subject(ref), []).append((ref, parse_ref(ref), holder))
+
+    def holder(self, ref: str) -> str | None:
+        """Who holds a range that overlaps; messages by their code points, other refs as texts."""
+        parsed = parse_ref(ref)
+        for text, range_, holder in self._held.get(subject(ref), ()):
+            if parsed.overlaps(range_) if parsed and range_ else ref == text:
+                return holder
+        return None
+
+
+@dataclass
+class Survey:
+    """A store as its first reading shows it: whole, so many lines, and what it blocks."""
+
+    lines: int = 0
+    blocks: Ranges = field(default_factory=Ranges)
+
+
+def surveyed(legacy: LegacyStore) -> Survey:
+    survey = Survey()
+    for line in legacy.lines():
+        survey.lines += 1
+        # A block holds for what stands before it in the file, too.
+        for ref in blocked_by(line):
+            survey.blocks.add(ref)
+    return survey
+
+
+# -- one line after the other ---------------------------------------------------------------
+
+
+@dataclass
+class Takeover:
+    """A store on its way into the log. It holds ids and refs of all lines, texts of none."""
+
+    store: SealedStore
+    append: Callable[[Draft], object]
+    actor: Actor
+    secrets: SecretPolicy
+    step: Callable[[str], None]
+    survey: Survey
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    refused_lines: list[RefusedLine] = field(default_factory=list)
+    overlapping: list[Overlap] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
+    seen: Seen = field(default_factory=Seen)
+    named: set[str] = field(default_factory=set)
+    imported: dict[str, Status] = field(default_factory=dict)
+    claimed: Ranges = field(default_factory=Ranges)
+
+    def take(self, legacy: LegacyStore, progress: Progress) -> None:
+        """Records and blocks in the order of the file, then the conflicts about them."""
+        done = 0
+        for kinds in ({"record", "forgotten_source"}, {"conflict"}):
+            for line in legacy.lines():
+                if line.kind in kinds:
+                    self._settle(line)
+                    done += 1
+                    progress(done, self.survey.lines)
+        if any(self.counts[kind] for kind in ("record", "conflict", "forgotten_source")):
+            assert legacy.digest is not None, "the store was read"
+            self.append(self._completion(legacy.digest))
+            self.step("migrate:completed")
+
+    def report(self) -> MigrationReport:
+        return MigrationReport(
+            imported=self.counts["record"],
+            conflicts=self.counts["conflict"],
+            blocked=self.counts["forgotten_source"],
+            already_there=self.counts["already_there"],
+            suppressed=self.counts["suppressed"],
+            refused=dict(sorted(self.refused.items())),
+            refused_lines=tuple(sorted(self.refused_lines, key=lambda it: it.line)),
+            overlapping=tuple(self.overlapping),
+            unknown_fields=dict(sorted(self.unknown.items())),
+        )
+
+    def _settle(self, line: Line) -> None:
+        match line.kind:
+            case "record":
+                outcome = self._record(line.fields)
+            case "conflict":
+                outcome = self._conflict(line.fields)
+            case _:
+                outcome = self._blocked(line.fields)
+        if isinstance(outcome, Draft):
+            self.append(outcome)
+            self.step(f"migrate:{line.kind}")
+            self.counts[line.kind] += 1
+        elif isinstance(outcome, Refused):
+            self.refused[outcome.code] += 1
+            if len(self.refused_lines) < LISTED_MAX:
+                told = RefusedLine(line=line.number, code=outcome.code, field=outcome.field)
+                self.refused_lines.append(told)
+        else:
+            self.counts[outcome] += 1
+
+    # -- records ----------------------------------------------------------------------------
+
+    def _record(self, fields: Json) -> Outcome:
+        value = fields.get("value")
+        if not isinstance(value, dict):
+            return Refused(Refusal.VALUE_INVALID, "value")
+        record_id = id_of(value)
+        if record_id is not None:
+            if record_id in self.named:
+                return Refused(Refusal.VALUE_INVALID, "value.id")
+            self.named.add(record_id)
+            # The log wins, whatever the store says now: nothing of it is read any more.
+            if standing := self._standing(record_id):
+                is_buried = standing == "forgotten" and value.get("status") != "forgotten"
+                return "suppressed" if is_buried else "already_there"
+        record = record_of(value, self.store.space, self.unknown)
+        if isinstance(record, Record):
+            record = self._screened(record)
+        return record if isinstance(record, Refused) else self._taken(record)
+
+    def _standing(self, record_id: str) -> Status | None:
+        """A record's status as this migration took it over, or on the log."""
+        if record_id in self.imported:
+            return self.imported[record_id]
+        for event in self.store.select(newest_of(record_id)):
+            assert isinstance(event.header, RecordCommitted), "one type of event holds records"
+            return event.header.status
+        return None
+
+    def _screened(self, record: Record) -> Record | Refused:
+        refs = {
+            f"value.sources.{place}": source.ref
+            for place, source in enumerate(record.sources)
+            if source.kind != "personal_message"
+        }
+        if isinstance(refused := screen(refs, "refuse"), Refused):
+            return refused
+        texts = record_texts(record)
+        screened = screen(texts, self.secrets)
+        if isinstance(screened, Refused) or screened == texts:
+            return screened if isinstance(screened, Refused) else record
+        content, *reasons = screened.values()
+        value = record.model_dump(mode="json") | {
+            "content": content,
+            "rejections": [
+                {**rejection.model_dump(), "reason": reason}
+                for rejection, reason in zip(record.rejections, reasons, strict=True)
+            ],
+        }
+        # A redaction may be longer than the secret that it hides.
+        redacted = read_record(value)
+        assert not isinstance(redacted, Tombstone), "a live record stays one"
+        return redacted
+
+    def _taken(self, record: AnyRecord) -> Draft | Refused:
+        operation_id = _operation_id(record.id)
+        if self.store.select(operation_selector(operation_id)):
+            return Refused(Refusal.OPERATION_CONFLICT, "value.id")
+        cited, claimed = source_refs(record), claims(record)
+        moved = (*claimed, *record.blocked_sources)
+        self._look((*cited, *moved))
+        for place, ref in enumerate(cited):
+            if self.survey.blocks.holder(ref) is not None or is_blocked(self.seen, ref):
+                return Refused(Refusal.SOURCE_FORGOTTEN, f"value.sources.{place}")
+        self._note_overlap(record, claimed)
+        self.imported[record.id] = record.status
+        return self._record_draft(record, operation_id, {subject(ref) for ref in moved})
+
+    def _record_draft(self, record: AnyRecord, operation_id: str, moved: set[str]) -> Draft:
+        header = RecordCommitted(
+            family="personal",
+            outcome="committed",
+            from_revision=None,
+            to_revision=record.revision,
+            status=record.status,
+            term=self.store.head.term,
+            is_migrated=True,
+        )
+        body = RecordBody(
+            operation_id=operation_id,
+            actor=self.actor,
+            command=COMMAND,
+            key=None,
+            expected=None,
+            value=record.model_dump(mode="json"),
+        )
+        tags = (
+            Tag("personal:op", operation_id),
+            Tag("personal:rec", record.id),
+            *(Tag("personal:src", name) for name in sorted(moved)),
+        )
+        # A tombstone from elsewhere explains no erased body and removes no key of this ledger.
+        key_id = SPACE_KEY if isinstance(record, Tombstone) else FRESH_KEY
+        return Draft(header, body, tags, key_id)
+
+    def _look(self, refs: Iterable[str]) -> None:
+        """Who used these messages before the migration: each is looked up at its first ref."""
+        for ref in refs:
+            self.seen.look(self.store, (users_of(ref), blocks_of(ref)))
+            self.seen.look(self.store, (owner_of(event) for event in self.seen.all(users_of(ref))))
+
+    def _note_overlap(self, record: AnyRecord, claimed: Iterable[str]) -> None:
+        for ref in claimed:
+            other_id = self.claimed.holder(ref) or owner_id(self.seen, ref, record.id)
+            if other_id is not None and len(self.overlapping) < LISTED_MAX:
+                overlap = Overlap(record_id=record.id, other_id=other_id, ref=ref)
+                self.overlapping.append(overlap)
+        for ref in claimed:
+            self.claimed.add(ref, record.id)
+
+    # -- marks ------------------------------------------------------------------------------
+
+    def _blocked(self, fields: Json) -> Outcome:
+        mark = admit(SourceMark, known(fields, SourceMark, self.unknown))
+        if isinstance(mark, Refused):
+            return mark
+        self._look([mark.ref])
+        marks = (event.body(BlockedSource) for event in self.seen.all(blocks_of(mark.ref)))
+        if f"source\0{mark.ref}" in self.named or mark.ref in {it.ref for it in marks if it}:
+            return "already_there"
+        self.named.add(f"source\0{mark.ref}")
+        tags = (Tag("personal:src", subject(mark.ref)),)
+        return Draft(SourceBlocked(family="personal"), BlockedSource(ref=mark.ref), tags)
+
+    def _conflict(self, fields: Json) -> Outcome:
+        mark = admit(ConflictMark, known(fields, ConflictMark, self.unknown))
+        if isinstance(mark, Refused):
+            return mark
+        # A pair has one conflict, whichever side is named first; a mark may lack its partner.
+        pair = "\0".join(("conflict", *sorted((mark.candidate_id, mark.other_id or ""))))
+        operation_id = _operation_id(pair)
+        earlier = self.store.select(operation_selector(operation_id))
+        if pair in self.named or earlier or self._is_open(mark):
+            is_anothers = earlier and not _is_migrated(earlier[0])
+            return Refused(Refusal.OPERATION_CONFLICT) if is_anothers else "already_there"
+        if (refused := self._conflict_refusal(mark)) is not None:
+            return refused
+        screened = screen({"reason": mark.reason}, self.secrets)
+        if isinstance(screened, Refused):
+            return screened
+        self.named.add(pair)
+        return self._conflict_opened(mark, operation_id, screened["reason"])
+
+    def _conflict_refusal(self, mark: ConflictMark) -> Refused | None:
+        if mark.candidate_id == mark.other_id:
+            return Refused(Refusal.VALUE_INVALID, "other_id")
+        standing = self._standing(mark.candidate_id)
+        if standing == "candidate":
+            return None
+        refusal = Refusal.TRANSITION_INVALID if standing else Refusal.NOT_FOUND
+        return Refused(refusal, "candidate_id")
+
+    def _is_open(self, mark: ConflictMark) -> bool:
+        self.seen.look(self.store, [conflicts_about(mark.candidate_id)])
+        known_pairs = (
+            {conflict.candidate_id, conflict.other_id}
+            for conflict in open_conflicts(self.seen, mark.candidate_id)
+        )
+        return {mark.candidate_id, mark.other_id} in known_pairs
+
+    def _conflict_opened(self, mark: ConflictMark, operation_id: str, reason: str) -> Draft:
+        conflict = Conflict(
+            conflict_id=f"con-{operation_id[-24:]}",
+            candidate_id=mark.candidate_id,
+            other_id=mark.other_id,
+            state="open",
+        )
+        body = ConflictBody(
+            operation_id=operation_id,
+            actor=self.actor,
+            command=COMMAND,
+            conflict=conflict,
+            reason=reason,
+        )
+        header = ConflictChanged(family="personal", state="open", term=self.store.head.term)
+        tags = (Tag("personal:op", operation_id), *conflict_tags([conflict]))
+        return Draft(header, body, tags, FRESH_KEY)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _completion(self, store_digest: str) -> Draft:
+        report = self.report()
+        header = MigrationCompleted(
+            imported=report.imported, conflicts=report.conflicts, blocked=report.blocked
+        )
+        body = MigrationBody(
+            actor=self.actor,
+            already_there=report.already_there,
+            suppressed=report.suppressed,
+            refused=report.refused,
+            store_digest=store_digest,
+        )
+        return Draft(header, body, (COMPLETION.tag,))
+
+
+def _is_migrated(event: Event) -> bool:
+    """Whether a migration has made this operation; of an erased one nothing else is left to say."""
+    body = event.body(NamedBody)
+    return body is None or (isinstance(body, OperationBody) and body.command == COMMAND)
+
+
+def _operation_id(name: str) -> str:
+    """The same for the same legacy id or pair, so that a repeated migration finds its own."""
+    return f"migrate:{hashlib.sha256(name.encode()).hexdigest()}"

@@ -1,0 +1,84 @@
+"""Eight processes on one record, whole commands, against raw one-row commits of the same run."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import Tier
+from memoranda.tools.benchmarks.workload import measured, raw_commits, scratch
+from memoranda.tools.memory import Memory, open_memory
+
+PROCESSES = 8
+COMMANDS = 60
+RAW = 300
+
+
+def run() -> Iterator[str]:
+    """Commands that were committed a second, and how long each waited for its answer."""
+    with scratch() as folder, raw_commits(folder) as raw:
+        with _open(folder) as memory:
+            made = memory.publish("hot", "A record that everybody changes")
+            assert not isinstance(made, Refused), made
+            record_id = made.record_id or ""
+        for revisions in ("few", "a thousand"):
+            raw_s = measured(lambda: [raw() for _ in range(RAW)], RAW).wall_s
+            waits, rate = _together(folder, record_id)
+            p99, mean = waits[int(len(waits) * 0.99)], PROCESSES / rate
+            yield f"with {revisions} revisions"
+            yield f"raw commit          {raw_s * 1e3:8.3f} ms"
+            yield f"rate against raw    {rate * raw_s:8.2f} (at least 0.5 where raw takes 1 ms)"
+            yield f"p99                 {p99 * 1e3:8.1f} ms, {p99 / mean:.1f} waits (at most 4)"
+            with _open(folder) as memory:
+                _revise(memory, record_id, 1000)
+
+
+def _together(folder: Path, record_id: str) -> tuple[list[float], float]:
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(PROCESSES + 1)
+    workers = [
+        context.Process(target=_work, args=(folder, record_id, number, start))
+        for number in range(PROCESSES)
+    ]
+    for worker in workers:
+        worker.start()
+    start.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    spent = time.perf_counter() - started
+    waits = [json.loads((folder / f"waits-{n}").read_text()) for n in range(PROCESSES)]
+    every = sorted(wait for one in waits for wait in one)
+    return every, len(every) / spent
+
+
+def _work(folder: Path, record_id: str, number: int, start: Barrier) -> None:
+    with _open(folder) as memory:
+        start.wait()
+        waits = []
+        for _ in range(COMMANDS):
+            began = time.perf_counter()
+            _revise(memory, record_id, 1)
+            waits.append(time.perf_counter() - began)
+    (folder / f"waits-{number}").write_text(json.dumps(waits))
+
+
+def _revise(memory: Memory, record_id: str, times: int) -> None:
+    """Reads and changes, again whenever another process was faster."""
+    done = 0
+    while done < times:
+        read = memory.read(record_id)
+        assert not isinstance(read, Refused), read
+        tier: Tier = "core" if read.record.revision % 2 else "detail"
+        answer = memory.choose_tier(record_id, read.record.revision, tier)
+        if not isinstance(answer, Refused):
+            done += 1
+        else:
+            assert answer.refusal is Refusal.REVISION_CONFLICT, answer
+
+
+def _open(folder: Path) -> Memory:
+    return open_memory("bench", data=folder / "data", state=folder / "state")

@@ -1,0 +1,77 @@
+"""The command that takes an earlier store over."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+from memoranda.ledger.errors import Refused
+from memoranda.tools.cli_answers import Answer
+from memoranda.tools.cli_run import Json, run_of
+from memoranda.tools.render import line, short
+
+if TYPE_CHECKING:
+    from memoranda.ledger.takeover import MigrationReport, Progress
+
+
+def migrate(
+    context: typer.Context,
+    store: Annotated[
+        Path, typer.Argument(metavar="FROM", help="The file of the earlier store, JSON lines.")
+    ],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of it; write nothing.")
+    ] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Take an earlier store of records over, all of it or nothing; it is only read.
+
+    What the ledger has already stays as it is, and what was forgotten stays forgotten. A record
+    that breaks a rule is refused by its line and does not stop the others.
+    """
+    with run_of(context).memory(create=not dry_run) as memory, _bar() as progress:
+        report = memory.migrate(store, dry_run=dry_run, progress=progress)
+    if isinstance(report, Refused):
+        return report
+    fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
+    return Answer(fields, list(_page(report, dry_run=dry_run)))
+
+
+@contextmanager
+def _bar() -> Iterator["Progress | None"]:
+    """A bar on standard error where somebody looks at it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415  # not for --help
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    with Bar(console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("Migrating", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:
+    refused = sum(report.refused.values())
+    yield line(
+        f"Imported {report.imported}, already there {report.already_there},"
+        f" suppressed by a tombstone {report.suppressed}, refused {refused}."
+    )
+    yield line(f"Conflicts opened {report.conflicts}, sources blocked {report.blocked}.")
+    for it in report.refused_lines:
+        yield line(f"line {it.line}: {it.code}{f': {it.field}' if it.field else ''}", "yellow")
+    if (more := refused - len(report.refused_lines)) > 0:
+        yield line(f"and {more} lines more", "yellow")
+    for overlap in report.overlapping:
+        record, other = short(overlap.record_id), short(overlap.other_id)
+        yield line(f"{record} cites the same words as {other}: {overlap.ref}")
+    if report.unknown_fields:
+        names = ", ".join(f"{name} ({count})" for name, count in report.unknown_fields.items())
+        yield line(f"Unknown fields stay in the earlier store: {names}.")
+    if dry_run:
+        yield line("A dry run: nothing was written.", "bold")
