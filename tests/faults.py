@@ -107,6 +107,41 @@ def remember_some(memory: Memory) -> None:
         memory.remember(f"earlier fact {n}")
 
 
+def earlier_store(memory: Memory) -> Path:
+    return memory._parts.remnants._place.data / "earlier.jsonl"
+
+
+def leave_an_earlier_store(memory: Memory) -> None:
+    remember_some(memory)
+    lines: list[dict[str, Any]] = [
+        {
+            "kind": "store",
+            "format": "personal-records/1",
+            "user_space_id": "us_alice",
+            "ownership": [
+                {"package": "memory", "storage": "personal.records", "moves_to": "personal"},
+                {"package": "personal", "storage": "personal.records", "moves_from": "memory"},
+            ],
+        }
+    ]
+    common = {"product_domain": "personal", "user_space_id": "us_alice", "revision": 3}
+    by = {"agent_id": "agent-old", "executor_session_id": "s-old", "revision": 3}
+    for n in range(5):
+        ref = f"personal-message:s-old:{n + 1}"
+        source = {"kind": "personal_message", "ref": ref, "occurred_at": "2026-10-05T09:00:00Z"}
+        live = {
+            "status": "accepted", "tier": "core", "content": f"earlier {n}", "sources": [source],
+            "evidence": "explicit", "contributor_agent_id": "agent-old", "contributions": [by],
+            "updated_by_agent_id": "agent-old", "effective_at": None, "expires_at": None,
+            "rejections": [], "blocked_sources": [],
+        }  # fmt: skip
+        forgotten = {"status": "forgotten", "blocked_sources": [ref]}
+        value = {"id": f"old-{n}", **common, **(live if n else forgotten)}
+        lines.append({"kind": "record", "value": value})
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    earlier_store(memory).write_text(text)
+
+
 WORKS = {
     "commit": Work(publish, remember_some, ("op-1",)),
     "prepare": Work(prepare, remember_some, ("op-1",)),
@@ -121,6 +156,7 @@ WORKS = {
     ),
     "batch": Work(batch, publish, ("op-0", "op-1", "op-2", "op-3", "op-4", "op-f")),
     "hosted commit": Work(propose, remember_some, ("op-1",), ports=company().ports),
+    "migration": Work(lambda m: m.migrate(earlier_store(m)), leave_an_earlier_store),
     "capture": Work(capture, remember_some),
     "opening": Work(lambda memory: memory, publish, is_opening=True),
     "opening after a forget was cut short": Work(

@@ -492,7 +492,7 @@ def test_race_r24_a_ledger_closed_under_a_commit_leaves_a_result_or_a_guard(
     halt.let_go.set()
     writer.join()
 
-    assert isinstance(answers[0], Receipt | OutcomeUnknown)
+    assert isinstance(answers[0], Receipt | OutcomeUnknown) or told(answers[0]) == "F23"
     reopened = opened(ports=firm.ports)
     listed = [(it.operation_id, it.state) for it in reopened.operations()]
     expected = "committed" if isinstance(answers[0], Receipt) else "prepared"
