@@ -518,6 +518,7 @@ def test_a_ledger_closes_beside_threads_that_use_it_and_tells_each_that_it_is_cl
         memory.query,
         memory.operations,
         memory.status,
+        memory._parts.log.key_count,
     ]
 
     def use(verb: Callable[[], object]) -> object:
