@@ -123,6 +123,12 @@ class Log:
                 self._term = transaction.head.term
 
     @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Holds the space's lock over several steps, each with a transaction of its own."""
+        with self._lock.held():
+            yield
+
+    @contextmanager
     def reading(self) -> Iterator[SealedStore]:
         """One consistent snapshot."""
         self._refuse_if_closed()

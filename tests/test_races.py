@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.conftest import T0
 from tests.providers import Company, company
-from tests.sites import WAIT_S, Answer, Site, killed_at, positions_of, race, told
+from tests.sites import WAIT_S, Answer, Site, killed_at, positions_of, race, together, told
 
 from memoranda.ledger import commit_protocol, log, operations
 from memoranda.ledger.authority import BackgroundItem, ModelSession
@@ -681,3 +681,20 @@ def test_a_guard_read_before_the_lock_and_not_in_it_lets_commits_follow_the_stop
     ends = fenced_races(ram_site, range(1, 201), FENCES["stop"])
 
     assert ends.count("after") > 0
+
+
+def test_a_read_and_a_command_may_be_done_undisturbed_by_every_other_process(site):
+    with site.open() as memory:
+        counter = memory.publish("counter", "0").record_id
+
+    def work(memory: Memory, _: int) -> None:
+        for _ in range(10):
+            with memory.undisturbed():
+                seen = memory.read(counter).record
+                answer = memory.correct(counter, seen.revision, str(int(seen.content) + 1))
+                assert isinstance(answer, Receipt), answer
+
+    together(site, 4, work)
+
+    with site.open() as memory:
+        assert memory.read(counter).record.content == "40"
