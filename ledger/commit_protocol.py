@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from memoranda.ledger.authority import Auditor, Caller, PersonClient
 from memoranda.ledger.candidates import newest_of, stored_in
-from memoranda.ledger.case import Moment
+from memoranda.ledger.case import Moment, operation_selector
 from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import (
@@ -103,11 +103,20 @@ class CommitProtocol:
                 answer = _applied(store, decision)
             return self._rolled_on(decision, answer)
         with self.writers.writing(request.record_id):
-            prepared = self._prepare(request, caller)
+            try:
+                prepared = self._prepare(request, caller)
+            except RefusedError as error:
+                return _open(error.refused) if self._is_open(request) else error.refused
             if not isinstance(prepared, PreparedReceipt):
                 return prepared
             self._stamps.step("commit:prepared")
             return self._settle(request, caller)
+
+    def _is_open(self, request: Request) -> bool:
+        """Whether the operation was prepared before, and has no end."""
+        with self._log.reading() as store:
+            newest = store.select(operation_selector(request.operation_id))
+        return bool(newest) and isinstance(newest[0].header, OperationPrepared)
 
     def decide(self, store: DecidingStore, request: Request, caller: Caller) -> Receipt | Refused:
         """One decision of several inside a deciding transaction; `finish` follows it."""
@@ -180,10 +189,7 @@ class CommitProtocol:
             raise OutcomeUnknown(f"{fault}; the operation stays prepared") from fault
         except RefusedError as error:
             refused = error.refused
-            if refused.refusal in {Refusal.EXECUTION_FENCED, Refusal.BUSY}:
-                raise
-            message = f"{refused.message or refused.code}; the operation stays prepared"
-            return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
+            return refused if refused.refusal is Refusal.EXECUTION_FENCED else _open(refused)
         return self._rolled_on(decision, answer)
 
     def _judged(self, store: DecidingStore, request: Request, caller: Caller) -> Judged:
@@ -234,6 +240,12 @@ def _applied(
         protected.mirror(store)
     event = apply(store, decision)
     return decision.refused or event
+
+
+def _open(refused: Refused) -> Refused:
+    """What stands in the way of an operation that is prepared: it is not refused by that."""
+    message = f"{refused.message or refused.code}; the operation stays prepared"
+    return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
 
 
 def _receipt(answer: Event | Receipt | Refused) -> Receipt | Refused:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memoranda.ledger.decisions import FORGET_TAG
 from memoranda.ledger.entries import Draft, Event, Selector
+from memoranda.ledger.errors import StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
     MessageForgotten,
@@ -29,6 +30,8 @@ SHARED_US = 2_000_000
 """Forgets that follow a key rotation so soon share the next one (DESIGN 5)."""
 
 SHARED = "it shares the next key rotation, two seconds after the one before"
+
+INTERRUPTED = "it was interrupted"
 
 Purge = Callable[[], str | None]
 """Removes what was derived from the log; why it could not, if so."""
@@ -62,6 +65,8 @@ class Forgetting:
             # What an abort takes was never anybody's memory: its key goes, and no more.
             tombstones = [it for it in pending if not isinstance(it.header, OperationAborted)]
             is_early = bool(tombstones) and not is_urgent and self._is_early(rotated, latest)
+            # Until it is through, whatever stops it here is made up for by the next commit.
+            self._reasons = (INTERRUPTED,) if pending else ()
             if pending and pending[-1].position > self._removed_through:
                 self._remove(pending, tombstones)
             self._reasons = ()
@@ -92,7 +97,10 @@ class Forgetting:
         reasons = [reason for purge in self._purges if (reason := purge())]
         self._stamps.step("forget:purged")
         if needs_rotation:
-            self._log.rotate_keys()
+            try:
+                self._log.rotate_keys()
+            except StorageFault as fault:
+                reasons.append(str(fault))
             self._stamps.step("forget:rotated")
         if not self._log.truncate():
             reasons.append("a reader holds an old snapshot, so a write-ahead log cannot be emptied")

@@ -6,9 +6,10 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import SPACE_KEY
@@ -65,22 +66,21 @@ class Keyring:
 
     def close(self) -> None:
         """Truncates the write-ahead log and closes; under the space lock."""
-        with suppress(sqlite3.Error):
+        # A connection closed under another thread's statement would end the whole process.
+        with self._guard:
             self.truncate()
-        self._connection.close()
+            self._connection.close()
 
     def truncate(self) -> bool:
-        """Empties the write-ahead log; False while a reader holds it."""
+        """Empties the write-ahead log; False while a reader holds it or the disk fails."""
         return truncate_wal(self._connection)
 
     # -- the space secret -------------------------------------------------------------------
 
     def holds_data_keys(self) -> bool:
         """Whether keys of bodies were ever minted here: the making of a space mints none."""
-        found = self._connection.execute(
-            "SELECT 1 FROM keys WHERE key_id NOT IN (?, ?) LIMIT 1", (_SECRET_ROW, _RECOVERY_ROW)
-        )
-        return found.fetchone() is not None
+        query = "SELECT 1 FROM keys WHERE key_id NOT IN (?, ?) LIMIT 1"
+        return self._first(query, _SECRET_ROW, _RECOVERY_ROW) is not None
 
     def has_secret(self) -> bool:
         return self.holds(_SECRET_ROW)
@@ -181,7 +181,9 @@ class Keyring:
 
     def count(self) -> int:
         """How many keys are kept, used and unused."""
-        return int(self._connection.execute("SELECT count(*) FROM keys").fetchone()[0])
+        counted = self._first("SELECT count(*) FROM keys")
+        assert counted is not None, "a count has a row"
+        return int(counted[0])
 
     # -- key epochs -------------------------------------------------------------------------
 
@@ -206,7 +208,8 @@ class Keyring:
         self._rewrap(wrapping_keys, max(wrapping_keys))
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
-            raise StorageFault("a reader holds the key file; the rotation goes on at the next call")
+            message = "the key file is held or cannot be written; the rotation goes on next time"
+            raise StorageFault(message)
         self._stamps.step("rotate:truncated")
         self._vault.destroy(min(wrapping_keys), self._stamps.entropy(SLOT_BYTES))
         self._stamps.step("rotate:slot-destroyed")
@@ -309,13 +312,16 @@ class Keyring:
         key_epoch, wrapped = row
         return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
 
+    def _first(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        with self._guard:
+            try:
+                found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
+            except sqlite3.Error as error:
+                raise StorageFault("the key file could not be read") from error
+        return found
+
     def _row(self, key_id: str) -> tuple[int, bytes] | None:
-        try:
-            found: tuple[int, bytes] | None = self._connection.execute(
-                "SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", (key_id,)
-            ).fetchone()
-        except sqlite3.Error as error:
-            raise StorageFault("the key file could not be read") from error
+        found = self._first("SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", key_id)
         if found is not None and tuple(map(type, found)) != (int, bytes):
             raise IntegrityFault("a row of the key file is damaged")
         return found

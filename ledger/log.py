@@ -142,7 +142,8 @@ class Log:
     def truncate(self) -> bool:
         """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
         with self._lock.held():
-            return self._recorder.truncate() and self._keyring.truncate()
+            is_open = not self.is_closed
+            return is_open and self._recorder.truncate() and self._keyring.truncate()
 
     # -- keys -------------------------------------------------------------------------------
 

@@ -85,15 +85,26 @@ def sync_folder(folder: Path) -> None:
     """Makes a new name in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _flush(descriptor)
     finally:
         os.close(descriptor)
 
 
 def _write_all(descriptor: int, content: bytes, offset: int) -> None:
-    if os.pwrite(descriptor, content, offset) != len(content):
+    try:
+        written = os.pwrite(descriptor, content, offset)
+    except OSError as error:
+        raise StorageFault("a slot could not be written") from error
+    if written != len(content):
         raise StorageFault("a slot was written short")
-    os.fsync(descriptor)
+    _flush(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StorageFault("the disk would not say that a file or folder is durable") from error
 
 
 def _decode(slot: bytes) -> tuple[int, bytes] | None:

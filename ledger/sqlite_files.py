@@ -103,8 +103,14 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def truncate_wal(connection: sqlite3.Connection) -> bool:
-    """Moves the write-ahead log into the file and empties it; False while a reader holds it."""
-    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    """Moves the write-ahead log into the file and empties it; False when it stays as it is.
+
+    A reader may hold it, or the disk may fail: nothing is lost by that, and it is tried again.
+    """
+    try:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error:
+        return False
     return not busy
 
 
@@ -198,7 +204,9 @@ def _create(connection: sqlite3.Connection, path: Path, schema: str, schema_numb
     path.chmod(0o600)
     # WAL and secure_delete hold from the first page on: turned on late, they leave residue.
     connection.execute("PRAGMA secure_delete=ON")
-    connection.execute("PRAGMA journal_mode=WAL")
+    if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+        # SQLite only answers the mode it kept; tables made in that one could never be opened.
+        raise StorageFault("this SQLite or disk does not take journal_mode=WAL")
     connection.executescript(
         f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID};"
         f" PRAGMA user_version={schema_number}; {schema} COMMIT;"

@@ -380,8 +380,6 @@ class SQLiteRecorder(Recorder):
         self._writer.execute("PRAGMA busy_timeout=0")
         try:
             return truncate_wal(self._writer)
-        except sqlite3.Error:
-            return False
         finally:
             self._writer.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 

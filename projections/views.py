@@ -27,6 +27,7 @@ CREATE TABLE checkpoints (
 ) WITHOUT ROWID;
 """
 LOCK_WAIT_S = 10.0
+CLOSE_WAIT_S = 1.5
 CACHE_KIB = 24 * 1024
 
 _PASSING = ("SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY")
@@ -65,6 +66,7 @@ class ViewFile:
         self._path = path
         self._space = space
         self._wal = path.with_name(path.name + "-wal")
+        self._is_closed = False
         self._lock = SpaceLock(path.with_name(path.name + ".lock"), LOCK_WAIT_S)
         with self._lock.held():
             self._connection = self._open()
@@ -90,15 +92,18 @@ class ViewFile:
         return connection
 
     def close(self) -> None:
-        with self._lock.held():
-            with suppress(sqlite3.Error):
-                truncate_wal(self._connection)
+        """Lets no reader begin, and closes; one that does not end keeps the file to its own end."""
+        self._is_closed = True
+        with suppress(RefusedError), self._lock.held(CLOSE_WAIT_S):
+            truncate_wal(self._connection)
             self._connection.close()
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
         """The file for one reader or writer at a time."""
         with self._lock.held():
+            if self._is_closed:
+                raise StorageFault("the ledger is closed")
             yield self._connection
 
     @contextmanager

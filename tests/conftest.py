@@ -1,12 +1,17 @@
 """What tests share: a ledger in a temporary folder, and an injected clock and entropy."""
 
 import hashlib
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from tests.sites import Site
 
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.stamps import Stamps
@@ -58,12 +63,31 @@ def folder(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A ledger for several processes; those that a test leaves behind are killed."""
+    site = Site(tmp_path)
+    site.open().close()
+    yield site
+    site.kill_all()
+
+
+@pytest.fixture
+def ram_site() -> Iterator[Site]:
+    """The same in memory, where the machine has such a folder: for tests that write a lot."""
+    ram = Path("/dev/shm")
+    with TemporaryDirectory(dir=ram if os.access(ram, os.W_OK) else None) as name:
+        site = Site(Path(name))
+        yield site
+        site.kill_all()
+
+
+@pytest.fixture
 def opened(world: World, folder: dict[str, Path]) -> Iterator[Callable[..., Memory]]:
     """Opens (and reopens) the test's space; what is open at the end is closed."""
     memories: list[Memory] = []
 
     def open_again(space: str = "us_alice", **more: object) -> Memory:
-        memory = open_memory(space, **folder, stamps=world.stamps, **more)
+        memory = open_memory(space, **folder, **{"stamps": world.stamps} | more)
         memories.append(memory)
         return memory
 
@@ -119,6 +143,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="higher counts, for nights and releases"
     )
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The library to preload that sees and spoils writes and flushes; None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    shim = tmp_path_factory.mktemp("shim") / "shim.so"
+    source = Path(__file__).with_name("shim.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", shim, source], check=True)
+    return shim
 
 
 @pytest.fixture

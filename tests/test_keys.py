@@ -5,13 +5,14 @@ import itertools
 import os
 import shutil
 import sqlite3
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from memoranda.ledger import keyring
-from memoranda.ledger.errors import IntegrityFault, RefusedError
+from memoranda.ledger.errors import IntegrityFault, RefusedError, StorageFault
 from memoranda.ledger.keyring import BATCH, open_recovery_copy
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile
@@ -91,6 +92,13 @@ def test_every_file_and_folder_of_a_ledger_is_the_owners_alone(memory, folder):
     }
 
     assert set(found.values()) == {0}, found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("disk", ["/dev/full", "/dev/null"], ids=["full", "cannot flush"])
+def test_a_slot_that_the_disk_does_not_take_is_a_storage_fault(disk):
+    with pytest.raises(StorageFault):
+        SlotFile(Path(disk)).write(1, b"\1" * 32)
 
 
 def test_a_slot_with_a_changed_bit_is_no_slot(slots, tmp_path):

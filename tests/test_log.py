@@ -261,32 +261,14 @@ for n in range(20):
     assert memory.remember(f"fact {{n}}").outcome == "committed"
 mark()
 """
-SHIM = r"""
-#define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-static int noted(long call, const char *name, int fd) {
-    FILE *log = fopen(getenv("FLUSH_LOG"), "a");
-    fprintf(log, "%s(%d)\n", name, fd);
-    fclose(log);
-    return syscall(call, fd);
-}
-int fsync(int fd) { return noted(SYS_fsync, "fsync", fd); }
-int fdatasync(int fd) { return noted(SYS_fdatasync, "fdatasync", fd); }
-"""
 
 
-def flushes_of(script: str, folder: Path) -> list[str]:
+def flushes_of(script: str, folder: Path, shim: Path | None) -> list[str]:
     """Every flush of a Python program, in order: through a preloaded shim, or under strace."""
     log = folder / "flushes"
     command = [sys.executable, "-c", script, str(folder / "data")]
     environment = {"FLUSH_LOG": str(log)}
-    if compiler := shutil.which("cc") or shutil.which("gcc"):
-        source, shim = folder / "shim.c", folder / "shim.so"
-        source.write_text(SHIM)
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source], check=True)
+    if shim:
         environment["LD_PRELOAD"] = str(shim)
     elif tracer := shutil.which("strace"):
         command = [tracer, "-f", "-qq", "-o", str(log), "-e", "trace=fsync,fdatasync", *command]
@@ -297,8 +279,8 @@ def flushes_of(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="flushes are counted by Linux means")
-def test_a_commit_between_checkpoints_is_one_flush(tmp_path):
-    flushes = flushes_of(WRITER, tmp_path)
+def test_a_commit_between_checkpoints_is_one_flush(tmp_path, shim):
+    flushes = flushes_of(WRITER, tmp_path, shim)
 
     first, second = (at for at, line in enumerate(flushes) if f"fsync({MARK})" in line)
 
@@ -348,7 +330,9 @@ def limited(folder: dict[str, Path], home: Path) -> list[str]:
     return said
 
 
-def test_a_fault_at_the_durable_write_is_an_unknown_outcome_until_reopened(folder, tmp_path):
+def test_scenario_41_a_fault_at_the_durable_write_is_an_unknown_outcome_until_reopened(
+    folder, tmp_path
+):
     said = in_child(lambda: limited(folder, tmp_path))
 
     assert said == [

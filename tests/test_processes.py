@@ -1,127 +1,29 @@
 """Several processes on one ledger, and processes that are killed: nothing acknowledged is lost."""
 
-import json
 import os
 import signal
-import sqlite3
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
 
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.slots import SlotFile
 from memoranda.ledger.sqlite_files import SpaceLock
-from memoranda.ledger.stamps import Stamps
-from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.memory import Memory
 
-SPACE = "us_alice"
 SESSION = "s-main-1"
-WAIT_S = 20.0
-
-
-class Site:
-    """One ledger's folders, and the processes of a test that work on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._children: set[int] = set()
-
-    def open(self, stamps: Stamps | None = None) -> Memory:
-        place = {"data": self.folder / "data", "state": self.folder / "state"}
-        return open_memory(SPACE, **place, home=self.folder, stamps=stamps)
-
-    def start(self, work: Callable[[], None]) -> int:
-        """Runs `work` in a forked process that ends without any clean-up."""
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                work()
-                status = 0
-            except BaseException:  # noqa: BLE001  # the parent asserts on the status
-                self.said("fault", traceback.format_exc())
-            os._exit(status)
-        self._children.add(child)
-        return child
-
-    def end_of(self, child: int) -> int:
-        """Waits for a process; its exit status, or minus the signal that ended it."""
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                self._children.discard(child)
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.002)
-        pytest.fail("a process did not end")
-
-    def all_end_well(self, *children: int) -> None:
-        statuses = [self.end_of(child) for child in children]
-        assert statuses == [0] * len(children), "\n".join(self.heard("fault"))
-
-    def said(self, name: str, what: object) -> None:
-        """Notes something durably enough for the other processes, in one atomic write."""
-        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(descriptor, json.dumps(what).encode() + b"\n")
-        os.close(descriptor)
-
-    def heard(self, name: str) -> list:
-        path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def wait_for(self, name: str, count: int = 1) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while len(self.heard(name)) < count:
-            assert time.monotonic() < deadline, f"{name} was not said {count} times"
-            time.sleep(0.002)
-
-    def kill_all(self) -> None:
-        for child in self._children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
-    site.open().close()
-    yield site
-    site.kill_all()
-
-
-def together(site: Site, count: int, work: Callable[[Memory, int], None]) -> None:
-    """Runs `work` in so many processes, each with the ledger open before any of them starts."""
-
-    def one(number: int) -> None:
-        with site.open() as memory:
-            site.said("ready", number)
-            site.wait_for("go")
-            work(memory, number)
-
-    children = [site.start(lambda number=number: one(number)) for number in range(count)]
-    site.wait_for("ready", count)
-    site.said("go", "all")
-    site.all_end_well(*children)
-
-
-def positions_of(site: Site) -> list[int]:
-    path = site.folder / "data" / SPACE / "ledger.db"
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as raw:
-        return [position for (position,) in raw.execute("SELECT position FROM events ORDER BY 1")]
 
 
 # -- many writers ---------------------------------------------------------------------------------
 
 
 def test_many_processes_write_own_records_and_one_hot_record(site, exhaustive):
-    processes, rounds = (8, 60) if exhaustive else (4, 8)
+    processes, rounds = (8, 60) if exhaustive else (8, 4)
     with site.open() as memory:
         hot = memory.publish("counter", "0").record_id
 
@@ -157,7 +59,7 @@ def test_many_processes_write_own_records_and_one_hot_record(site, exhaustive):
     assert set(acknowledged) < set(positions)
 
 
-def test_one_operation_id_from_many_processes_is_one_record_and_one_receipt(site):
+def test_race_r2_one_operation_id_from_many_processes_is_one_record_and_one_receipt(site):
     def work(memory: Memory, _: int) -> None:
         for n in range(5):
             answer = memory.publish(f"key {n}", f"fact {n}", operation_id=f"op-{n}")
@@ -174,7 +76,7 @@ def test_one_operation_id_from_many_processes_is_one_record_and_one_receipt(site
         assert memory.audit.verify().findings == ()
 
 
-def test_one_source_claimed_by_two_processes_belongs_to_one_of_them(site):
+def test_race_r11_one_source_claimed_by_two_processes_belongs_to_one_of_them(site):
     with site.open() as memory:
         memory.host.bind_primary(SESSION)
         for seq in range(1, 6):
@@ -222,6 +124,26 @@ def test_a_process_goes_on_across_the_rotations_of_another(site):
         assert memory.status().key_epoch == 4
         assert memory.audit.verify().findings == ()
     site.all_end_well(rotator)
+
+
+def test_an_audit_beside_a_process_that_writes_and_forgets_finds_nothing(ram_site):
+    def write() -> None:
+        with ram_site.open() as memory:
+            n = 0
+            while not ram_site.heard("stop"):
+                made = memory.publish(f"key {n}", f"fact {n}")
+                memory.forget(made.record_id, 1)
+                ram_site.said("forgotten", n)
+                n += 1
+
+    with ram_site.open() as memory:
+        writer = ram_site.start(write)
+        for turn in range(10):
+            ram_site.wait_for("forgotten", 5 * turn)
+            assert memory.audit.verify(with_index=True).findings == ()
+        ram_site.said("stop", "writer")
+        ram_site.all_end_well(writer)
+        assert memory.audit.verify(with_index=True).findings == ()
 
 
 # -- the lock -------------------------------------------------------------------------------------
@@ -331,14 +253,6 @@ ROTATION = (
     "log:commit",
     "log:committed",
 )
-
-
-def killed_at(step: str) -> Stamps:
-    def reached(name: str) -> None:
-        if name == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return Stamps(step=reached)
 
 
 @pytest.mark.parametrize("step", ROTATION)

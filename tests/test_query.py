@@ -40,7 +40,7 @@ def test_scenario_68_thirty_records_are_three_pages_and_the_last_has_no_cursor(t
     assert [page.next_cursor is None for page in pages] == [False, False, True]
 
 
-def test_a_cursor_goes_stale_with_a_record_and_not_with_a_delivery(thirty):
+def test_race_r19_a_cursor_goes_stale_with_a_record_and_not_with_a_delivery(thirty):
     cursor = thirty.query(limit=10).next_cursor
     thirty.propose("new", "a candidate", sources=[f"{REF}42"])
     assert thirty.query(limit=10, cursor=cursor).refusal is Refusal.CURSOR_INVALID
@@ -73,7 +73,7 @@ def test_a_changed_byte_of_a_cursor_is_refused(thirty):
     assert thirty.query(limit=10, cursor=changed).refusal is Refusal.CURSOR_INVALID
 
 
-def test_pages_of_one_chain_share_one_clock_reading(thirty, memory, world):
+def test_race_r22_pages_of_one_chain_share_one_clock_reading(thirty, memory, world):
     memory.host.bind_primary("s-main-1")
     expiring = thirty.publish(
         "visa", "expires soon", sources=[f"{REF}42"], expires_at="2026-10-06T12:00:05Z"

@@ -185,6 +185,18 @@ def test_scenario_97_a_fact_is_gone_at_the_second_it_expires(memory, primary, wo
     assert facts(memory.recall("visa")) == []
 
 
+def test_a_fact_whose_key_a_forget_has_just_taken_is_not_recalled(memory):
+    made = memory.publish("tea", "Green tea is preferred")
+    memory.choose_tier(made.record_id, 1, "core")
+    assert facts(memory.recall("tea")) == ["Green tea is preferred"]
+    with memory._parts.log.reading() as store:
+        key_id = store.at(made.position).row.key_id
+
+    memory._parts.log.remove_keys((key_id,))
+
+    assert facts(memory.recall("tea")) == []
+
+
 def test_candidates_take_turns_until_all_were_listed(memory, primary):
     refs = [say(memory, seq, f"fact {seq}", "2026-10-01T00:00:00Z") for seq in range(101, 121)]
     ids = [primary.propose(f"k{ref}", "a fact", sources=[ref]).record_id for ref in refs]

@@ -142,7 +142,7 @@ def test_no_word_of_a_fact_stands_in_the_views(memory, record, folder):
     assert record.encode() not in kept
 
 
-def test_scenario_51_of_a_forget_and_an_acceptance_one_comes_first(opened, primary):
+def test_race_r9_scenario_51_of_a_forget_and_an_acceptance_one_comes_first(opened, primary):
     other = opened().acting_as(primary.caller)
     for number in range(8):
         key = f"k/{number}"

@@ -1,6 +1,7 @@
 """The front door: the one place where the parts of a ledger meet."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -59,6 +60,15 @@ class Memory(Writing, Reading):
                 self._parts.forgetting.finish(is_urgent=True)
             self._parts.views.close()
             self._parts.log.close()
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Nobody else commits until it is left, so what was read still holds for what follows.
+
+        Everybody waits meanwhile, this thread's verbs aside: keep it to a read and a command.
+        """
+        with self._parts.log.exclusive():
+            yield
 
     def acting_as(self, caller: Caller) -> "Memory":
         """The same open ledger for another caller, whose identity the host vouches for."""

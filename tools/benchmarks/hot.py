@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Tier
 from memoranda.tools.benchmarks.workload import measured, raw_commits, scratch
 from memoranda.tools.memory import Memory, open_memory
@@ -67,17 +67,14 @@ def _work(folder: Path, record_id: str, number: int, start: Barrier) -> None:
 
 
 def _revise(memory: Memory, record_id: str, times: int) -> None:
-    """Reads and changes, again whenever another process was faster."""
-    done = 0
-    while done < times:
-        read = memory.read(record_id)
-        assert not isinstance(read, Refused), read
-        tier: Tier = "core" if read.record.revision % 2 else "detail"
-        answer = memory.choose_tier(record_id, read.record.revision, tier)
-        if not isinstance(answer, Refused):
-            done += 1
-        else:
-            assert answer.refusal is Refusal.REVISION_CONFLICT, answer
+    """Reads and changes, each time as one: whoever waits does so once, in the order of coming."""
+    for _ in range(times):
+        with memory.undisturbed():
+            read = memory.read(record_id)
+            assert not isinstance(read, Refused), read
+            tier: Tier = "core" if read.record.revision % 2 else "detail"
+            answer = memory.choose_tier(record_id, read.record.revision, tier)
+            assert not isinstance(answer, Refused), answer
 
 
 def _open(folder: Path) -> Memory:

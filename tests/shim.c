@@ -1,0 +1,79 @@
+/* Preloaded into a process: notes its flushes in FLUSH_LOG, and makes one chosen call that writes,
+   flushes or truncates a file below a folder fail, fall short or end the process. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { WRITE, FLUSH, TRUNCATE, CALLS };
+enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER };
+
+static char folder[PATH_MAX];
+static int armed_call, armed_mode;
+static long armed_at, seen[CALLS];
+
+void fault_arm(const char *below, int call, int mode, long at) {
+    snprintf(folder, sizeof folder, "%s", below);
+    armed_call = call, armed_mode = mode, armed_at = at;
+    memset(seen, 0, sizeof seen);
+}
+
+long fault_seen(int call) { return seen[call]; }
+
+static int is_below(int fd) {
+    char link[64], path[PATH_MAX] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return folder[0] && readlink(link, path, sizeof path - 1) > 0 &&
+           strncmp(path, folder, strlen(folder)) == 0;
+}
+
+/* What shall become of a call; one that fails has set errno. */
+static int due(int call, int fd) {
+    if (!is_below(fd) || ++seen[call] != armed_at || call != armed_call) return NONE;
+    if (armed_mode == KILL) kill(getpid(), SIGKILL);
+    errno = armed_mode == FAIL_ENOSPC ? ENOSPC : EIO;
+    return armed_mode;
+}
+
+static int fails(int mode) { return mode == FAIL_EIO || mode == FAIL_ENOSPC; }
+
+static long ended(int mode, long result) {
+    if (mode == KILL_AFTER) kill(getpid(), SIGKILL);
+    return result;
+}
+
+static ssize_t written(int fd, const void *data, size_t size, long at) {
+    int mode = due(WRITE, fd);
+    if (fails(mode)) return -1;
+    if (mode == SHORT) size = (size + 1) / 2;
+    return ended(mode, at < 0 ? syscall(SYS_write, fd, data, size)
+                              : syscall(SYS_pwrite64, fd, data, size, at));
+}
+
+static int flushed(long call, const char *name, int fd) {
+    if (getenv("FLUSH_LOG")) {
+        FILE *log = fopen(getenv("FLUSH_LOG"), "a");
+        fprintf(log, "%s(%d)\n", name, fd);
+        fclose(log);
+    }
+    int mode = due(FLUSH, fd);
+    return fails(mode) ? -1 : ended(mode, syscall(call, fd));
+}
+
+static int truncated(int fd, long size) {
+    int mode = due(TRUNCATE, fd);
+    return fails(mode) ? -1 : ended(mode, syscall(SYS_ftruncate, fd, size));
+}
+
+ssize_t write(int fd, const void *data, size_t size) { return written(fd, data, size, -1); }
+ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return written(fd, data, size, at); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) { return written(fd, data, size, at); }
+int fsync(int fd) { return flushed(SYS_fsync, "fsync", fd); }
+int fdatasync(int fd) { return flushed(SYS_fdatasync, "fdatasync", fd); }
+int ftruncate(int fd, off_t size) { return truncated(fd, size); }
+int ftruncate64(int fd, off64_t size) { return truncated(fd, size); }
