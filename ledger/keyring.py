@@ -21,9 +21,9 @@ from memoranda.ledger.sealing import (
     unwrap,
     wrap,
 )
-from memoranda.ledger.slots import SLOT_BYTES, KeyVault
 from memoranda.ledger.sqlite_files import connect, transaction, truncate_wal
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.vaults import Keeping, WrappingKeys
 
 SCHEMA_NUMBER = 1
 SCHEMA = """
@@ -52,7 +52,7 @@ class Keyring:
     and sweeping them would delete the live pool of another.
     """
 
-    def __init__(self, path: Path, space: str, vault: KeyVault, stamps: Stamps) -> None:
+    def __init__(self, path: Path, space: str, vault: WrappingKeys, stamps: Stamps) -> None:
         self._space = space
         self._vault = vault
         self._stamps = stamps
@@ -180,35 +180,47 @@ class Keyring:
 
     @property
     def key_epoch(self) -> int:
-        """The newest epoch the vault holds; read afresh, another process may have rotated."""
-        return max(self._vault.read())
+        """The newest epoch the slots name; read afresh, another process may have rotated."""
+        return max(self._vault.epochs())
 
-    def begin_epoch(self, key_epoch: int) -> None:
-        """Puts a fresh wrapping key into the epoch's slot."""
-        self._vault.write(key_epoch, self._stamps.entropy(KEY_BYTES))
+    def begin_epoch(self, key_epoch: int, keeping: Keeping | None = None) -> None:
+        """Puts a fresh wrapping key in the epoch's place, kept like the newest unless told how."""
+        self._vault.write(key_epoch, self._stamps.entropy(KEY_BYTES), keeping)
         self._stamps.step("rotate:slot-written")
 
     def finish_rotation(self) -> None:
         """Ends a rotation at whatever step it stopped: re-wrap, truncate, destroy the old slot.
 
-        Two valid slots mean an unfinished one. Every step may be repeated.
+        Two valid slots mean an unfinished one. Every step may be repeated. It is taken back when
+        its key cannot be had and nothing is wrapped by it yet: whoever set another passphrase was
+        stopped, and the one before it, which opened this, is still in force.
         """
-        wrapping_keys = self._vault.read()
-        if len(wrapping_keys) == 1:
+        epochs = self._vault.epochs()
+        if len(epochs) == 1:
             return
-        self._rewrap(wrapping_keys, max(wrapping_keys))
+        old, new = min(epochs), max(epochs)
+        if self._outside(new):
+            self._wrapping_key(old)  # raises before anything is taken back
+            if new not in self._vault.read():
+                self._vault.destroy(new)
+                return
+            self._rewrap(new)
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
             raise StorageFault("a reader holds the key file; the rotation goes on at the next call")
         self._stamps.step("rotate:truncated")
-        self._vault.destroy(min(wrapping_keys), self._stamps.entropy(SLOT_BYTES))
+        self._vault.destroy(old)
         self._stamps.step("rotate:slot-destroyed")
 
-    def _rewrap(self, wrapping_keys: dict[int, bytes], key_epoch: int) -> None:
+    def _outside(self, key_epoch: int) -> list[tuple[str, int, bytes]]:
+        """The rows that another epoch's key wraps."""
+        return self._connection.execute(
+            "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
+        ).fetchall()
+
+    def _rewrap(self, key_epoch: int) -> None:
+        wrapping_key = self._wrapping_key(key_epoch)
         with self._writing():
-            rows = self._connection.execute(
-                "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
-            ).fetchall()
             self._connection.executemany(
                 "UPDATE keys SET key_epoch = ?, wrapped = ? WHERE key_id = ?",
                 [
@@ -216,12 +228,12 @@ class Keyring:
                         key_epoch,
                         self._wrapped(
                             key_id,
-                            unwrap(wrapping_keys[old], wrapped, self._bound(key_id, old)),
-                            (key_epoch, wrapping_keys[key_epoch]),
+                            unwrap(self._wrapping_key(old), wrapped, self._bound(key_id, old)),
+                            (key_epoch, wrapping_key),
                         ),
                         key_id,
                     )
-                    for key_id, old, wrapped in rows
+                    for key_id, old, wrapped in self._outside(key_epoch)
                 ],
             )
 
@@ -249,11 +261,10 @@ class Keyring:
 
     def recovery_copy(self) -> bytes:
         """The current wrapping key under the recovery code: what a key bundle holds."""
-        wrapping_keys = self._vault.read()
-        key_epoch = max(wrapping_keys)
+        key_epoch = self.key_epoch
         return pack(">I", key_epoch) + wrap(
             self._secret(_RECOVERY_ROW),
-            wrapping_keys[key_epoch],
+            self._wrapping_key(key_epoch),
             self._bound(_RECOVERY_ROW, key_epoch),
             self._stamps.entropy(NONCE_BYTES),
         )
@@ -317,7 +328,7 @@ class Keyring:
         if key_epoch not in self._wrapping_keys:
             self._wrapping_keys = self._vault.read()
         if key_epoch not in self._wrapping_keys:
-            raise IntegrityFault("no slot holds the wrapping key of a key's epoch")
+            raise self._vault.missing(key_epoch)
         return self._wrapping_keys[key_epoch]
 
     def _bound(self, key_id: str, key_epoch: int) -> bytes:
