@@ -236,6 +236,9 @@ class Log:
         # What another process appended may be a forget or a rotation: keep nothing opened.
         if self._seen != (head.position, head.key_epoch):
             self._keyring.drop_cached()
+            if self._seen and self._seen[1] != head.key_epoch:
+                # A pool of keys would let us write on under a passphrase that is not ours.
+                self._keyring.check()
             self._seen = (head.position, head.key_epoch)
 
     def _look_before(self, place: Place, *, create: bool) -> None:

@@ -204,16 +204,18 @@ class WrappingKeys:
         contents = self._slots.read()
         kept = _keeping(contents[key_epoch]) if key_epoch in contents else None
         if isinstance(kept, UnderPassphrase):
-            return RefusedError(_wrong_passphrase(self._why_locked(kept, len(contents) > 1)))
+            message = self._why_locked(kept)
+            if len(contents) > 1:
+                message += "; a change of it was stopped, so the one before may be in force"
+            return RefusedError(_wrong_passphrase(message))
         if isinstance(kept, InVault):
             message = f"{kept.vault} does not have the wrapping key of this ledger"
             return RefusedError(Refused(Refusal.SPACE_UNKNOWN, "vault", message))
         return IntegrityFault("no slot holds the wrapping key of a key's epoch")
 
-    def _why_locked(self, kept: UnderPassphrase, is_changing: bool) -> str:  # noqa: FBT001
+    def _why_locked(self, kept: UnderPassphrase) -> str:
         if kept in self._derived:
-            more = "; a change of it was stopped: try the one before it" if is_changing else ""
-            return f"is not the one of this ledger{more}"
+            return "is not the one of this ledger"
         if self._derived:
             return "was changed since; open the ledger again with the new one"
         return "is needed to open this ledger"
@@ -291,7 +293,7 @@ def _keeping(content: bytes) -> Keeping:
             (log_n, block, lanes), content[_HEADER_BYTES - _SALT_BYTES : _HEADER_BYTES]
         )
     if kind == _IN_VAULT:
-        name = rest[_LEDGER_ID_BYTES:].rstrip(b"\0").decode()
+        name = rest[_LEDGER_ID_BYTES:].rstrip(b"\0").decode(errors="replace")
         return InVault(name, rest[:_LEDGER_ID_BYTES].hex())
     raise RefusedError(Refused(Refusal.SCHEMA_NEWER, "state"))
 

@@ -305,14 +305,15 @@ def test_who_has_it_open_is_told_when_another_sets_or_changes_the_passphrase(ope
 
 def test_who_has_it_open_goes_on_when_another_rotates_removes_or_moves(opened, system):
     one, other = opened(passphrase=FIRST), opened(passphrase=FIRST)
-    for change in (
+    changes = (
         other.rotate_keys,
         lambda: other.set_passphrase(None),
         lambda: other.move_keys("keyring"),
         lambda: other.move_keys("slots"),
-    ):
+    )
+    for number, change in enumerate(changes):
         change()
-        assert isinstance(one.remember("something"), Receipt)
+        assert isinstance(one.remember(f"fact {number}"), Receipt)
         one.rotate_keys()
 
     assert system.kept == {}
@@ -467,6 +468,9 @@ def test_a_host_brings_a_vault_of_its_own(opened):
 # -- crashes --------------------------------------------------------------------------------------
 
 
+STEPS = ("rotate:slot-written", "rotate:rewrapped", "rotate:truncated", "rotate:slot-destroyed")
+
+
 class Stopped(BaseException):
     """A stop between two steps."""
 
@@ -556,7 +560,28 @@ def stopping(at: str) -> Callable[[str], None]:
     return stop
 
 
-@pytest.mark.parametrize("step", ["rotate:slot-written", "rotate:rewrapped"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_process_killed_while_it_changes_the_passphrase_leaves_one_of_the_two_in_force(
+    locked, opened, folder, step
+):
+    receipt = locked.remember("I live in Kyoto")
+    locked.close()
+    child = os.fork()
+    if child == 0:
+        stamps = Stamps(step=lambda name: os._exit(9) if name == step else None)
+        open_memory(SPACE, **folder, stamps=stamps, passphrase=FIRST).set_passphrase(SECOND)
+        os._exit(0)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    in_force, other = (FIRST, SECOND) if step == STEPS[0] else (SECOND, FIRST)
+    memory = opened(passphrase=in_force)
+    assert memory.read(receipt.record_id).record.content == "I live in Kyoto"
+    assert memory.audit.verify().findings == ()
+    memory.close()
+    assert refused_by(opened, passphrase=other).field == "passphrase"
+
+
+@pytest.mark.parametrize("step", STEPS[:2])
 def test_after_a_stopped_change_a_wrong_passphrase_takes_nothing_back(
     locked, opened, folder, world, step
 ):
@@ -656,6 +681,9 @@ def test_a_passphrase_may_stand_in_a_file_of_the_users_own(opened, tmp_path):
     opened(passphrase=SECOND).close()
 
     assert opened(passphrase_file=path).status().space == SPACE
+    opened("us_bob", passphrase_file=path).close()
+    with pytest.raises(RefusedError, match="needed"):
+        opened("us_bob")
 
 
 def test_a_passphrase_file_that_others_may_read_or_own_or_that_is_missing_is_refused(
@@ -766,7 +794,7 @@ def test_in_a_pipe_the_new_one_is_a_line_and_the_one_in_force_is_in_a_file(at, t
     assert FIRST not in remembered.stdout + remembered.stderr
 
 
-def test_the_command_line_moves_the_key_and_and_says_why_it_cannot(at):
+def test_the_command_line_moves_the_key_or_says_why_it_cannot(at):
     at.env["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
     at.piped("init")
 
