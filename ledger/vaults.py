@@ -17,7 +17,7 @@ from memoranda.ledger.stamps import Stamps
 
 SLOTS = "slots"
 SCRYPT_COST = (16, 8, 1)
-"""log2 n, r and p: 64 MiB and 0.2 s for every guess, and once for an opening."""
+"""log2 n, r and p: 64 MiB and 0.1 to 0.3 s for every guess, and once for an opening."""
 
 SCRYPT_LOG_N_MAX, SCRYPT_BLOCKS_MAX = 20, 32
 """A slot that asks for more is an attempt to fill the memory."""
