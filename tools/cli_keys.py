@@ -93,7 +93,9 @@ def passphrase(
     how = "No passphrase is needed any more" if remove else "The passphrase is in force"
     shown: list[RenderableType] = [f"{how}, from key epoch {key_epoch} on."]
     if not remove:
-        shown.append("Nobody opens the ledger without it, nor you: only a backup, by its recovery code.")
+        shown.append(
+            "Nobody opens the ledger without it, nor you: only a backup, by its recovery code."
+        )
     return Answer({"key_epoch": key_epoch, "passphrase": not remove}, shown)
 
 
