@@ -6,13 +6,13 @@ from pathlib import Path
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import SpaceForgotten
-from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.keyring import remove_every_key
 from memoranda.ledger.places import Place
 from memoranda.ledger.recorder import Snapshot
-from memoranda.ledger.slots import SLOT_BYTES, SlotFile
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.vaults import WrappingKeys
 
 FORGOTTEN = Refused(
     Refusal.SPACE_UNKNOWN,
@@ -28,16 +28,13 @@ def is_forgotten_space(snapshot: Snapshot) -> bool:
     return bool(newest) and newest[0].type == SpaceForgotten.TOPIC
 
 
-def end_keys(place: Place, stamps: Stamps) -> None:
+def end_keys(place: Place, vault: WrappingKeys, stamps: Stamps) -> None:
     """Destroys what is left of a forgotten space's keys, wherever a crash has stopped it."""
     keys, slots = place.data / "keys.db", place.state / "slots"
     if keys.exists():
-        keyring = Keyring(keys, place.space, SlotFile(slots), stamps)
-        keyring.remove_all()
-        keyring.close()
+        remove_every_key(keys)
     stamps.step("space:keys-removed")
-    if slots.exists():
-        SlotFile(slots).destroy_all(stamps.entropy(2 * SLOT_BYTES))
+    vault.destroy_all()
     stamps.step("space:slots-destroyed")
     for path in (keys, slots, place.state / "forgotten", place.data / "views.db"):
         for name in ("", "-wal", "-shm", ".lock"):

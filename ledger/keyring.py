@@ -22,9 +22,9 @@ from memoranda.ledger.sealing import (
     unwrap,
     wrap,
 )
-from memoranda.ledger.slots import SLOT_BYTES, KeyVault
 from memoranda.ledger.sqlite_files import connect, transaction, truncate_wal
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.vaults import Keeping, WrappingKeys
 
 SCHEMA_NUMBER = 1
 SCHEMA = """
@@ -53,7 +53,7 @@ class Keyring:
     and sweeping them would delete the live pool of another.
     """
 
-    def __init__(self, path: Path, space: str, vault: KeyVault, stamps: Stamps) -> None:
+    def __init__(self, path: Path, space: str, vault: WrappingKeys, stamps: Stamps) -> None:
         self._space = space
         self._vault = vault
         self._stamps = stamps
@@ -172,13 +172,6 @@ class Keyring:
         for (key_id,) in named:
             self._open_keys.pop(key_id, None)
 
-    def remove_all(self) -> None:
-        """Removes every key, the space secret too; what they opened opens never again."""
-        with self._writing():
-            self._connection.execute("DELETE FROM keys")
-        self.drop_cached()
-        self._tag_key = None
-
     def count(self) -> int:
         """How many keys are kept, used and unused."""
         counted = self._first("SELECT count(*) FROM keys")
@@ -189,36 +182,48 @@ class Keyring:
 
     @property
     def key_epoch(self) -> int:
-        """The newest epoch the vault holds; read afresh, another process may have rotated."""
-        return max(self._vault.read())
+        """The newest epoch the slots name; read afresh, another process may have rotated."""
+        return max(self._vault.epochs())
 
-    def begin_epoch(self, key_epoch: int) -> None:
-        """Puts a fresh wrapping key into the epoch's slot."""
-        self._vault.write(key_epoch, self._stamps.entropy(KEY_BYTES))
+    def begin_epoch(self, key_epoch: int, keeping: Keeping | None = None) -> None:
+        """Puts a fresh wrapping key in the epoch's place, kept like the newest unless told how."""
+        self._vault.write(key_epoch, self._stamps.entropy(KEY_BYTES), keeping)
         self._stamps.step("rotate:slot-written")
 
     def finish_rotation(self) -> None:
         """Ends a rotation at whatever step it stopped: re-wrap, truncate, destroy the old slot.
 
-        Two valid slots mean an unfinished one. Every step may be repeated.
+        Two valid slots mean an unfinished one. Every step may be repeated. It is taken back when
+        its key cannot be had and nothing is wrapped by it yet: whoever set another passphrase was
+        stopped, and the one before it, which opened this, is still in force.
         """
-        wrapping_keys = self._vault.read()
-        if len(wrapping_keys) == 1:
+        epochs = self._vault.epochs()
+        if len(epochs) == 1:
             return
-        self._rewrap(wrapping_keys, max(wrapping_keys))
+        old, new = min(epochs), max(epochs)
+        if self._outside(new):
+            self._wrapping_key(old)  # raises before anything is taken back
+            if new not in self._vault.read():
+                self._vault.destroy(new)
+                return
+            self._rewrap(new)
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
             message = "the key file is held or cannot be written; the rotation goes on next time"
             raise StorageFault(message)
         self._stamps.step("rotate:truncated")
-        self._vault.destroy(min(wrapping_keys), self._stamps.entropy(SLOT_BYTES))
+        self._vault.destroy(old)
         self._stamps.step("rotate:slot-destroyed")
 
-    def _rewrap(self, wrapping_keys: dict[int, bytes], key_epoch: int) -> None:
+    def _outside(self, key_epoch: int) -> list[tuple[str, int, bytes]]:
+        """The rows that another epoch's key wraps."""
+        return self._connection.execute(
+            "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
+        ).fetchall()
+
+    def _rewrap(self, key_epoch: int) -> None:
+        wrapping_key = self._wrapping_key(key_epoch)
         with self._writing():
-            rows = self._connection.execute(
-                "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
-            ).fetchall()
             self._connection.executemany(
                 "UPDATE keys SET key_epoch = ?, wrapped = ? WHERE key_id = ?",
                 [
@@ -226,12 +231,12 @@ class Keyring:
                         key_epoch,
                         self._wrapped(
                             key_id,
-                            unwrap(wrapping_keys[old], wrapped, self._bound(key_id, old)),
-                            (key_epoch, wrapping_keys[key_epoch]),
+                            unwrap(self._wrapping_key(old), wrapped, self._bound(key_id, old)),
+                            (key_epoch, wrapping_key),
                         ),
                         key_id,
                     )
-                    for key_id, old, wrapped in rows
+                    for key_id, old, wrapped in self._outside(key_epoch)
                 ],
             )
 
@@ -259,11 +264,10 @@ class Keyring:
 
     def recovery_copy(self) -> bytes:
         """The current wrapping key under the recovery code: what a key bundle holds."""
-        wrapping_keys = self._vault.read()
-        key_epoch = max(wrapping_keys)
+        key_epoch = self.key_epoch
         return pack(">I", key_epoch) + wrap(
             self._secret(_RECOVERY_ROW),
-            wrapping_keys[key_epoch],
+            self._wrapping_key(key_epoch),
             self._bound(_RECOVERY_ROW, key_epoch),
             self._stamps.entropy(NONCE_BYTES),
         )
@@ -330,7 +334,7 @@ class Keyring:
         if key_epoch not in self._wrapping_keys:
             self._wrapping_keys = self._vault.read()
         if key_epoch not in self._wrapping_keys:
-            raise IntegrityFault("no slot holds the wrapping key of a key's epoch")
+            raise self._vault.missing(key_epoch)
         return self._wrapping_keys[key_epoch]
 
     def _bound(self, key_id: str, key_epoch: int) -> bytes:
@@ -338,6 +342,17 @@ class Keyring:
 
     def _new_key_id(self) -> str:
         return base64.urlsafe_b64encode(self._stamps.entropy(NONCE_BYTES)).decode()
+
+
+def remove_every_key(path: Path) -> None:
+    """Removes all keys of a file, the space secret too: what they opened opens never again."""
+    connection = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
+    try:
+        with transaction(connection):
+            connection.execute("DELETE FROM keys")
+        truncate_wal(connection)
+    finally:
+        connection.close()
 
 
 def open_recovery_copy(copy: bytes, code: str, space: str) -> tuple[int, bytes]:

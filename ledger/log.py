@@ -13,10 +13,11 @@ from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import Place
 from memoranda.ledger.sealed_store import TERM, DecidingStore, SealedStore
-from memoranda.ledger.slots import SLOT_BYTES, SlotFile, sync_folder
+from memoranda.ledger.slots import SlotFile, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import AnchorFile, Journal
 
 NORMALIZATION = 1
@@ -45,7 +46,13 @@ class Log:
     """
 
     def __init__(
-        self, place: Place, stamps: Stamps, *, create: bool, host: str = LOCAL_HOST
+        self,
+        place: Place,
+        stamps: Stamps,
+        *,
+        create: bool,
+        host: str = LOCAL_HOST,
+        unlocking: Unlocking = Unlocking(),  # noqa: B008  # frozen
     ) -> None:
         self.space = place.space
         self.host = host
@@ -57,7 +64,9 @@ class Log:
         self._anchor = AnchorFile(place.state / "anchor")
         self.journal = Journal(place.state / "forgotten")
         self._seen: tuple[int, int] | None = None
+        self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
+        self._vault.unlock()  # before the lock, since a passphrase takes its time
         _make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
@@ -66,7 +75,6 @@ class Log:
             )
             opened.callback(self._recorder.close)
             is_new = self._is_new(place)
-            self._slots = SlotFile(place.state / "slots")
             self._keyring = self._open_keys(place, is_new=is_new)
             opened.callback(self._keyring.close)
             if is_new and (not create or self._keyring.holds_data_keys()):
@@ -159,19 +167,34 @@ class Log:
         with self._lock.held():
             return self._keyring.index_key(None)
 
-    def rotate_keys(self) -> int:
+    def rotate_keys(self, keeping: Keeping | None = None) -> int:
         """Puts a new wrapping key in force and destroys the old one; the new key epoch.
 
-        A crash at any step is finished by the next opening or rotation.
+        It is kept like the old one unless told how. A crash at any step is finished by the next
+        opening or rotation.
         """
         with self._lock.held():
             with self.deciding():
                 pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
-            self._keyring.begin_epoch(self._keyring.key_epoch + 1)
+            self._keyring.begin_epoch(self._keyring.key_epoch + 1, keeping)
             self._settle_keys()
             self._write_anchor(by=1)
             return self._keyring.key_epoch
+
+    def set_passphrase(self, passphrase: str | None) -> int:
+        """Puts the slots under another passphrase, or under none; the new key epoch."""
+        if isinstance(self._vault.keeping, InVault):
+            message = "goes over the slots, and a vault keeps the key; `keys move slots` first"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "passphrase", message))
+        return self.rotate_keys(InSlot() if passphrase is None else self._vault.under(passphrase))
+
+    def move_keys(self, vault: str) -> int:
+        """Moves the wrapping key into another vault; the new key epoch."""
+        if self._vault.is_in(vault):
+            message = f"{vault} keeps the wrapping key already"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", message))
+        return self.rotate_keys(self._vault.in_vault(vault))
 
     def new_recovery_code(self) -> str:
         """A new recovery code; the one before opens no copy made from here on."""
@@ -204,7 +227,7 @@ class Log:
             self._stamps.step("space:forgotten")
             self._recorder.truncate()
             self._keyring.close()
-            end_keys(self._place, self._stamps)
+            end_keys(self._place, self._vault, self._stamps)
             self.is_closed = True
             self._recorder.close()
             return keys
@@ -215,6 +238,9 @@ class Log:
         # What another process appended may be a forget or a rotation: keep nothing opened.
         if self._seen != (head.position, head.key_epoch):
             self._keyring.drop_cached()
+            if self._seen and self._seen[1] != head.key_epoch:
+                # A pool of keys would let us write on under a passphrase that is not ours.
+                self._keyring.check()
             self._seen = (head.position, head.key_epoch)
 
     def _is_new(self, place: Place) -> bool:
@@ -223,7 +249,7 @@ class Log:
             is_new = snapshot.head.position == 0
             is_forgotten = is_forgotten_space(snapshot)
         if is_forgotten:
-            end_keys(place, self._stamps)
+            end_keys(place, self._vault, self._stamps)
             raise RefusedError(FORGOTTEN)
         return is_new
 
@@ -281,12 +307,13 @@ class Log:
         path = place.data / "keys.db"
         if is_new:
             _make_folder(place.state)
-            self._create_slots(place.state / "slots")
+            self._vault.create_first(FIRST_KEY_EPOCH)
         elif not path.exists():
             message = "the key file is missing; restore it before the ledger can be read"
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
-        self._slots.read()
-        return Keyring(path, place.space, self._slots, self._stamps)
+        self._vault.unlock()  # again: another process may have changed the passphrase meanwhile
+        self._vault.drop_passphrase()
+        return Keyring(path, place.space, self._vault, self._stamps)
 
     def _refuse_lost_log(self, place: Place) -> None:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
@@ -294,23 +321,12 @@ class Log:
             raise RefusedError(_lost_log())
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return
-        keyring = Keyring(
-            place.data / "keys.db", place.space, SlotFile(place.state / "slots"), self._stamps
-        )
+        keyring = Keyring(place.data / "keys.db", place.space, self._vault, self._stamps)
         try:
             if keyring.holds_data_keys():
                 raise RefusedError(_lost_log())
         finally:
             keyring.close()
-
-    def _create_slots(self, path: Path) -> None:
-        # A creation that crashed half-way may have left the file without a valid slot.
-        if not path.exists():
-            self._slots.create(self._stamps.entropy(2 * SLOT_BYTES))
-        try:
-            self._slots.read()
-        except RefusedError:
-            self._slots.write(FIRST_KEY_EPOCH, self._stamps.entropy(32))
 
     def _create_space(self) -> None:
         self._keyring.finish_rotation()

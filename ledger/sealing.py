@@ -13,12 +13,14 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.errors import IntegrityFault
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
+TAG_BYTES = 16
 SALT_BYTES = 32
 SEAL_ENTROPY_BYTES = SALT_BYTES + NONCE_BYTES
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -51,6 +53,12 @@ the checksum that the compressed stream names.
 def derive(secret: bytes, purpose: str) -> bytes:
     """A 32-byte key for one purpose."""
     return HKDF(SHA256(), KEY_BYTES, None, purpose.encode()).derive(secret)
+
+
+def stretch(passphrase: bytes, salt: bytes, cost: tuple[int, int, int]) -> bytes:
+    """A key from what a person can remember; `cost` is scrypt's log2 n, r and p."""
+    log_n, block, lanes = cost
+    return Scrypt(salt, KEY_BYTES, 1 << log_n, block, lanes).derive(passphrase)
 
 
 class BodyKey:

@@ -1,32 +1,18 @@
-"""The wrapping key, one random key per key epoch, in two slots that are overwritten in place."""
+"""Two slots that are overwritten in place: one file says of each key epoch how its key is kept."""
 
 import hashlib
 import os
+import stat
 from pathlib import Path
-from struct import pack, unpack
-from typing import Protocol
+from struct import pack
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.sealing import KEY_BYTES
 
 SLOT_BYTES = 4096
 _DIGEST_BYTES = 32
-
-
-class KeyVault(Protocol):
-    """Where the wrapping keys of a space live; the slot file is the default."""
-
-    def read(self) -> dict[int, bytes]:
-        """The valid wrapping keys by key epoch: one, or two while a rotation is unfinished."""
-        ...
-
-    def write(self, key_epoch: int, wrapping_key: bytes) -> None:
-        """Makes the key of an epoch durable, in the slot that the epoch's parity names."""
-        ...
-
-    def destroy(self, key_epoch: int, noise: bytes) -> None:
-        """Overwrites the slot of an epoch, durably; `noise` is SLOT_BYTES long."""
-        ...
+_EPOCH_BYTES = 4
+CONTENT_BYTES = SLOT_BYTES - _DIGEST_BYTES - _EPOCH_BYTES
 
 
 class SlotFile:
@@ -48,30 +34,45 @@ class SlotFile:
         sync_folder(self._path.parent)
 
     def read(self) -> dict[int, bytes]:
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError as error:
-            raise RefusedError(_unusable("the slot file is missing")) from error
-        except PermissionError as error:
-            raise RefusedError(Refused(Refusal.READ_ONLY, field="state")) from error
-        slots = (_decode(content[:SLOT_BYTES]), _decode(content[SLOT_BYTES:]))
-        valid = dict(slot for slot in slots if slot is not None)
+        """The valid contents by key epoch: one, or two while a rotation is unfinished."""
+        valid = self.look()
+        if valid is None:
+            raise RefusedError(_unusable("the slot file is missing"))
         if not valid:
             raise RefusedError(_unusable("the slot file holds no valid wrapping key"))
         return valid
 
-    def write(self, key_epoch: int, wrapping_key: bytes) -> None:
-        rest = pack(">I", key_epoch) + wrapping_key
+    def look(self) -> dict[int, bytes] | None:
+        """The same where there need not be any; None without a file.
+
+        A content of KEY_BYTES comes back as it was, any other filled up to CONTENT_BYTES.
+        """
+        try:
+            with self._path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                content = file.read(2 * SLOT_BYTES)
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise RefusedError(Refused(Refusal.READ_ONLY, field="state")) from error
+        if mode & 0o077:
+            # As ssh does with a private key: a warning would be read by nobody.
+            message = f"others may open the slot file (mode {mode:o}); `chmod 600` it first"
+            raise RefusedError(Refused(Refusal.READ_ONLY, "state", message))
+        slots = (_decode(content[:SLOT_BYTES]), _decode(content[SLOT_BYTES:]))
+        return dict(slot for slot in slots if slot is not None)
+
+    def write(self, key_epoch: int, content: bytes) -> None:
+        """Makes the content of an epoch durable, in the slot that the epoch's parity names."""
+        if len(content) != KEY_BYTES:
+            content = content.ljust(CONTENT_BYTES, b"\0")
+        rest = pack(">I", key_epoch) + content
         slot = (hashlib.sha256(rest).digest() + rest).ljust(SLOT_BYTES, b"\0")
         self._overwrite(key_epoch, slot)
 
     def destroy(self, key_epoch: int, noise: bytes) -> None:
+        """Overwrites the slot of an epoch, durably; `noise` is SLOT_BYTES long."""
         self._overwrite(key_epoch, noise)
-
-    def destroy_all(self, noise: bytes) -> None:
-        """Overwrites both slots; `noise` is two slots long."""
-        for parity in (0, 1):
-            self._overwrite(parity, noise[parity * SLOT_BYTES :][:SLOT_BYTES])
 
     def _overwrite(self, key_epoch: int, content: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY)
@@ -108,11 +109,14 @@ def _flush(descriptor: int) -> None:
 
 
 def _decode(slot: bytes) -> tuple[int, bytes] | None:
-    digest, rest = slot[:_DIGEST_BYTES], slot[_DIGEST_BYTES : _DIGEST_BYTES + 4 + KEY_BYTES]
-    if len(slot) != SLOT_BYTES or hashlib.sha256(rest).digest() != digest:
+    """Key epoch and content; the digest tells which of the two lengths the content has."""
+    if len(slot) != SLOT_BYTES:
         return None
-    (key_epoch,) = unpack(">I", rest[:4])
-    return key_epoch, rest[4:]
+    for length in (KEY_BYTES, CONTENT_BYTES):
+        rest = slot[_DIGEST_BYTES:][: _EPOCH_BYTES + length]
+        if hashlib.sha256(rest).digest() == slot[:_DIGEST_BYTES]:
+            return int.from_bytes(rest[:_EPOCH_BYTES]), rest[_EPOCH_BYTES:]
+    return None
 
 
 def _unusable(message: str) -> Refused:

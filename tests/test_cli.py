@@ -704,7 +704,7 @@ def test_every_command_takes_json_and_every_writing_one_an_operation() -> None:
 
     options = dict(_options_by_command(get_command(application())))
 
-    assert len(options) == 31
+    assert len(options) == 34
     assert all("--json" in known for known in options.values())
     assert {name for name, known in options.items() if "--operation" in known} == {
         "remember",

@@ -58,6 +58,10 @@ def ending(memory: Memory, operation_id: str, dice: Random) -> Work:
     return "reconcile", asked
 
 
+MOVING = dict.fromkeys(("replayed", "erased_at", "pending", "copies", "forgotten_at"))
+"""What may change from one answer to the next: how far an erasure is."""
+
+
 def done(memory: Memory, work: Work) -> list[dict[str, Any]]:
     """Does it; the receipts in the answer, without saying whether they repeat one."""
     verb, arguments = work
@@ -65,7 +69,7 @@ def done(memory: Memory, work: Work) -> list[dict[str, Any]]:
     answers = [answer] if not isinstance(answer, tuple) else list(answer)
     assert not any(isinstance(each, Refused) for each in answers), (work, answers)
     receipts = [each for each in answers if not isinstance(each, int)]
-    return [{**each.model_dump(mode="json"), "replayed": None} for each in receipts]
+    return [{**each.model_dump(mode="json"), **MOVING} for each in receipts]
 
 
 @dataclass
@@ -135,7 +139,7 @@ def stands(memory: Memory, book: Book, operation_ids: set[str]) -> None:
     """What was acknowledged is there; of what was forgotten since, the public part."""
     for operation_id in operation_ids & book.ends.keys():
         known, end = memory.operation(operation_id).receipt, book.ends[operation_id]
-        shown = {**known.model_dump(mode="json"), "replayed": None}
+        shown = {**known.model_dump(mode="json"), **MOVING}
         if end["record_id"] in book.forgotten and end["status"] != "forgotten":
             shown = {**end, **{name: value for name, value in shown.items() if value is not None}}
         assert shown == end

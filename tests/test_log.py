@@ -414,6 +414,13 @@ def below(folder: Path) -> list[Path]:
     return [folder, *folder.rglob("*")]
 
 
+def given_to_nobody(slots: Path) -> None:
+    """The slot file opens for its owner alone."""
+    if os.geteuid() == 0:
+        os.chown(slots, NOBODY, NOBODY)
+    slots.chmod(slots.stat().st_mode & 0o700)
+
+
 READ_ONLY = {
     "everything": bool,
     "all but the state": lambda path: "state" not in path.parts,
@@ -430,6 +437,7 @@ def test_what_may_not_be_written_is_refused_by_name(public, kind):
     for path in below(public / "data") + below(public / "state"):
         writable = 0 if READ_ONLY[kind](path) else 0o222
         path.chmod((0o555 if path.is_dir() else 0o444) | writable)
+    given_to_nobody(public / "state" / SPACE / "slots")
     before = files_in(*place.values())
 
     answer = in_child(lambda: name_of(opening(place, public)), as_nobody=True)
@@ -449,6 +457,7 @@ def test_a_file_that_may_not_be_written_is_read_and_a_write_is_refused(public, n
         memory.publish("home", "I live in Kyoto")
     for path in below(public / "data") + below(public / "state"):
         path.chmod(0o444 if path.name == name else 0o777)
+    given_to_nobody(public / "state" / SPACE / "slots")
 
     def written() -> list[str]:
         memory = open_memory(SPACE, **place, home=public)

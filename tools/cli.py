@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         outcome = _outcome(run, given)
         return outcome if isinstance(outcome, ExitCode) else run.finish(outcome)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, EOFError, typer.Abort):
         return ExitCode.INTERRUPTED
     finally:
         run.close()
@@ -57,7 +57,7 @@ def _outcome(run: Run, given: list[str]) -> Answer | Problem | ExitCode:
         answer = get_command(application()).main(
             args=given, prog_name="memoranda", obj=run, standalone_mode=False
         )
-    except typer.Abort:
+    except (EOFError, typer.Abort):
         raise
     except typer.TyperException as error:
         # The option may not have been read yet when the fault was found.
@@ -211,8 +211,13 @@ _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {
     ),
     "keys": (
         "Keys and proof",
-        "Recovery code and wrapping key.",
-        {"recovery": cli_keys.recovery, "rotate": cli_keys.rotate},
+        "Recovery code, passphrase and wrapping key.",
+        {
+            "recovery": cli_keys.recovery,
+            "rotate": cli_keys.rotate,
+            "passphrase": cli_keys.passphrase,
+            "move": cli_keys.move,
+        },
     ),
     "audit": (
         "Keys and proof",

@@ -1,7 +1,7 @@
 """The commands about the space itself: its creation, its recovery code, its wrapping key."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import RenderableType
@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.tools.cli_answers import Answer, Problem
 from memoranda.tools.cli_run import Json, run_of
+from memoranda.tools.passphrases import new_passphrase
 from memoranda.tools.render import line, pairs
 
 CODE_CHARACTERS_MAX = 256
@@ -77,3 +78,52 @@ def rotate(context: typer.Context, *, _json: Json = False) -> Answer:
         key_epoch = memory.rotate_keys()
     words = f"Key epoch {key_epoch} is in force; the wrapping key before it is destroyed."
     return Answer({"key_epoch": key_epoch}, [words])
+
+
+def passphrase(
+    context: typer.Context,
+    *,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Keep the wrapping key without a passphrase again.")
+    ] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Put the wrapping key under a passphrase: typed twice, or one line of standard input.
+
+    A new wrapping key is put in force, so that no copy of the one before is left anywhere.
+    """
+    with run_of(context).memory() as memory:
+        given = None if remove else new_passphrase()
+        if isinstance(given, Refused):
+            return given
+        key_epoch = memory.set_passphrase(given)
+    if isinstance(key_epoch, Refused):
+        return key_epoch
+    how = "No passphrase is needed any more" if remove else "The passphrase is in force"
+    shown: list[RenderableType] = [f"{how}, from key epoch {key_epoch} on."]
+    if not remove:
+        shown.append(
+            "Nobody opens the ledger without it, nor you: only a backup, by its recovery code."
+        )
+    return Answer({"key_epoch": key_epoch, "passphrase": not remove}, shown)
+
+
+def move(
+    context: typer.Context,
+    vault: Annotated[
+        Literal["slots", "keyring"],
+        typer.Argument(metavar="VAULT", help="slots (the slot file) or keyring (the system's)."),
+    ],
+    *,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Move the wrapping key between the slot file and the system's keyring."""
+    with run_of(context).memory() as memory:
+        key_epoch = memory.move_keys(vault)
+    if isinstance(key_epoch, Refused):
+        return key_epoch
+    shown = [
+        f"The wrapping key of key epoch {key_epoch} is kept by {vault}, without a passphrase.",
+        f'Set vault = "{vault}" in config.toml, or MEMORANDA_VAULT={vault}.',
+    ]
+    return Answer({"key_epoch": key_epoch, "vault": vault}, shown)

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from memoranda.tools.memory import Memory
     from memoranda.tools.settings import Settings
 
+_PLACES = {
+    "passphrase": "It is typed at the terminal, or read from MEMORANDA_PASSPHRASE_FILE.",
+    "vault": "`vault` in config.toml, or MEMORANDA_VAULT, says what keeps the wrapping key.",
+}
+
 BEGINNING_MIN = len("mem_") + 6
 """How much of an id names it; any shorter beginning soon names two."""
 
@@ -76,8 +81,11 @@ class Run:
     def memory(self, *, create: bool = False) -> Iterator["Memory"]:
         """The person's memory, open; an unknown space is refused unless it may be created."""
         from memoranda.tools.memory import assemble  # noqa: PLC0415  # not for --help
+        from memoranda.tools.passphrases import asked_passphrase  # noqa: PLC0415
 
-        with assemble(self.settings(), self.stamps, create=create) as memory:
+        with assemble(
+            self.settings(), self.stamps, create=create, passphrase=asked_passphrase
+        ) as memory:
             self.recovery_code = memory.recovery_code
             yield memory
 
@@ -129,6 +137,8 @@ class Run:
     def _next(self, refused: Refused) -> str | None:
         name = short(self.record_id or "")
         match refused.refusal:
+            case Refusal.INVALID_REQUEST if refused.field in {"passphrase", "vault"}:
+                return _PLACES[refused.field]
             case Refusal.BUSY if self.operation_id:
                 return f"Run it again with --operation {self.operation_id}."
             case Refusal.CANDIDATE_CHANGED if name:

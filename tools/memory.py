@@ -8,7 +8,7 @@ from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.commit_protocol import CommitProtocol
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
@@ -19,6 +19,7 @@ from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
+from memoranda.ledger.vaults import KeyVault, Passphrase, Unlocking
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
 from memoranda.projections.falling import Falling
@@ -34,8 +35,10 @@ from memoranda.projections.story import Story
 from memoranda.projections.unfinished import Unfinished
 from memoranda.projections.views import View, ViewFile
 from memoranda.tools.parts import Parts
+from memoranda.tools.passphrases import passphrase_in
 from memoranda.tools.reading import Reading
 from memoranda.tools.settings import Settings, load_settings
+from memoranda.tools.system_keyring import SystemKeyring
 from memoranda.tools.writing import Writing
 
 
@@ -120,6 +123,26 @@ class Memory(Writing, Reading):
         """A new wrapping key for every data key; the old one is destroyed. The new key epoch."""
         return self._parts.log.rotate_keys()
 
+    def set_passphrase(self, passphrase: str | None) -> int | Refused:
+        """Puts the wrapping key under another passphrase, or under none; the new key epoch.
+
+        Other processes that have the ledger open must open it again with the new one.
+        """
+        try:
+            return self._parts.log.set_passphrase(passphrase)
+        except RefusedError as error:
+            return error.refused
+
+    def move_keys(self, vault: str) -> int | Refused:
+        """Moves the wrapping key to `slots` or another vault; the new key epoch.
+
+        A passphrase does not move along. The setting `vault` must name the new one from then on.
+        """
+        try:
+            return self._parts.log.move_keys(vault)
+        except RefusedError as error:
+            return error.refused
+
     def new_recovery_code(self) -> str:
         """A new recovery code in place of the one before; shown this once."""
         return self._parts.log.new_recovery_code()
@@ -137,29 +160,42 @@ def open_memory(
     create: bool = True,
     stamps: Stamps | None = None,
     ports: Ports = EMBEDDED,
+    passphrase: Passphrase = None,
+    key_vault: KeyVault | None = None,
     **settings: object,
 ) -> Memory:
     """Opens one person's memory as the person's own client; creates it when it is new.
 
-    `ports` are the providers of a host that owns conversations, tasks or authorizations. What is
-    not given comes from `MEMORANDA_…` variables, `config.toml`, then the defaults. Raises
-    RefusedError when the ledger cannot be opened, with the rule and the place.
+    `ports` are the providers of a host that owns conversations, tasks or authorizations. A
+    `passphrase` may be a callable, asked when the ledger needs one; a new ledger is put under one
+    that is a text. `key_vault` is a host's own place for the wrapping key. What is not given comes
+    from `MEMORANDA_…` variables, `config.toml`, then the defaults. Raises RefusedError when the
+    ledger cannot be opened, with the rule and the place.
     """
     return assemble(
         load_settings(space=space, data=data, state=state, **settings),
         stamps or Stamps(),
         create=create,
         ports=ports,
+        passphrase=passphrase,
+        key_vault=key_vault,
     )
 
 
 def assemble(
-    settings: Settings, stamps: Stamps, *, create: bool, ports: Ports = EMBEDDED
+    settings: Settings,
+    stamps: Stamps,
+    *,
+    create: bool,
+    ports: Ports = EMBEDDED,
+    passphrase: Passphrase = None,
+    key_vault: KeyVault | None = None,
 ) -> Memory:
     """Puts the parts of one ledger together."""
+    unlocking = _unlocking(settings, passphrase, key_vault)
     place = Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
     with ExitStack() as opened:
-        log = Log(place, stamps, create=create, host=settings.host)
+        log = Log(place, stamps, create=create, host=settings.host, unlocking=unlocking)
         opened.callback(log.close)
         views = ViewFile(place.data / "views.db", place.space)
         opened.callback(views.close)
@@ -197,3 +233,11 @@ def assemble(
         )
         opened.pop_all()
     return Memory(parts, PersonClient())
+
+
+def _unlocking(settings: Settings, passphrase: Passphrase, key_vault: KeyVault | None) -> Unlocking:
+    if settings.passphrase_file is not None and not isinstance(passphrase, str):
+        passphrase = passphrase_in(settings.passphrase_file.expanduser())
+    vaults: tuple[KeyVault, ...] = (SystemKeyring(), *([key_vault] if key_vault else []))
+    vault = key_vault.name if key_vault else settings.vault
+    return Unlocking(vault, {it.name: it for it in vaults}, passphrase)

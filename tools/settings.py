@@ -1,7 +1,7 @@
 """Settings, read once: `config.toml` in the home, then `MEMORANDA_…` variables, then arguments."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from platformdirs import user_data_path, user_state_path
 from pydantic import Field, ValidationError
@@ -36,6 +36,12 @@ class Settings(BaseSettings):
         LOCAL_HOST,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
         description="Which host this is: opening a ledger as another host fences the one before",
+    )
+    vault: Literal["slots", "keyring"] = Field(
+        "slots", description="What keeps the wrapping key: the slot file, or the system's keyring"
+    )
+    passphrase_file: Path | None = Field(
+        None, description="File with the passphrase over the slots; 0600 and the user's own"
     )
     secrets: SecretPolicy = Field("refuse", description="What happens to text with a secret in it")
     legacy: Path | None = Field(
