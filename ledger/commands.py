@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
@@ -159,11 +158,11 @@ Revision = Annotated[StrictInt, Field(ge=1, le=REVISION_MAX)]
 SourceKind = Literal["personal_message", "file", "user_edit", "legacy"]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class SourceRef(_Strict):
+class SourceRef(Strict):
     """A cited source; text alone means a captured message."""
 
     kind: SourceKind
@@ -179,7 +178,7 @@ Sources = Annotated[
 ]
 
 
-class Command(_Strict):
+class Command(Strict):
     """One semantic intent; `operation_id` names it for ever. `SCREENED` fields hold free text."""
 
     ACTION: ClassVar[Action]
@@ -297,7 +296,7 @@ class Forget(OnRecord):
     with_sources: StrictBool = False
 
 
-class Commit(_Strict):
+class Commit(Strict):
     """The one way in, `{id, key, expected, value}`; every named command builds one (PM 1.7)."""
 
     id: OperationId
@@ -306,14 +305,14 @@ class Commit(_Strict):
     value: CanonicalJson
 
 
-class CommitMany(_Strict):
+class CommitMany(Strict):
     """Requests to decide in order inside one durable write."""
 
     requests: Annotated[tuple[dict[str, object], ...], Field(min_length=1, max_length=BATCH_MAX)]
     all_or_nothing: StrictBool = False
 
 
-class NoteDelivery(_Strict):
+class NoteDelivery(Strict):
     """The candidate ids that a step of the primary session listed."""
 
     step: Ref
@@ -359,7 +358,7 @@ ConflictCommand = OpenConflict | ResolveConflict
 QUERY_POINTS_MAX = 100_000
 
 
-class AskReconcile(_Strict):
+class AskReconcile(Strict):
     """What the person says to settle an operation; a wrong or missing word is F24, not F36."""
 
     id: OperationId
@@ -367,42 +366,42 @@ class AskReconcile(_Strict):
     reason: Annotated[Reason | None, BeforeValidator(_said)] = None
 
 
-class AskWords(_Strict):
+class AskWords(Strict):
     """Words that are looked for; nothing in them is query syntax."""
 
     words: Annotated[StrictStr, Field(max_length=QUERY_POINTS_MAX)]
     limit: Annotated[StrictInt, Field(ge=1, le=100)] = 10
 
 
-class AskStep(_Strict):
+class AskStep(Strict):
     """The matter of one model step."""
 
     query: Annotated[StrictStr, Field(max_length=QUERY_POINTS_MAX)]
     step: Ref
 
 
-class AskRemnants(_Strict):
+class AskRemnants(Strict):
     """A text that may still be somewhere."""
 
     text: Annotated[StrictStr, AfterValidator(storable), Field(min_length=1)]
 
 
-class ReadRecord(_Strict):
+class ReadRecord(Strict):
     """What a read by id names; the ids of an older store have another shape, so any text goes."""
 
     record_id: Ref
     include_inactive: StrictBool = False
 
 
-class ReadOperation(_Strict):
+class ReadOperation(Strict):
     operation_id: Ref
 
 
-class ReadSource(_Strict):
+class ReadSource(Strict):
     ref: Ref
 
 
-def admit(shape: type[M], request: Mapping[str, object]) -> M | Refused:
+def admit(shape: type[M], request: object) -> M | Refused:
     """The request as a value of that shape, or the first refusal by PM 2.5 with its field."""
     try:
         return shape.model_validate(request)
