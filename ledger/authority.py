@@ -84,7 +84,8 @@ def role_of(caller: Caller, binding: Binding | None, task: Task | None) -> Role 
         case BackgroundItem():
             return "item" if task is not None else None
         case ModelSession():
-            is_bound = binding is not None and binding.session_id == caller.session_id
+            # Nobody is bound where a host's provider said so: the session is then empty.
+            is_bound = binding is not None and binding.session_id == (caller.session_id or None)
             return "primary" if is_bound else None
 
 
@@ -135,9 +136,11 @@ def is_by(actor: Actor, caller: Caller) -> bool:
         case PersonClient():
             return actor.role == "client"
         case BackgroundItem():
-            return (actor.item_id, actor.session_id) == (caller.item_id, caller.session_id)
+            asked = (caller.item_id, caller.session_id, caller.agent_id)
+            return (actor.item_id, actor.session_id, actor.agent_id) == asked
         case ModelSession():
-            return (actor.role, actor.session_id) == ("primary", caller.session_id)
+            asked = ("primary", caller.session_id, caller.agent_id)
+            return (actor.role, actor.session_id, actor.agent_id) == asked
         case Auditor():
             return False
 

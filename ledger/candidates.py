@@ -12,7 +12,9 @@ from memoranda.ledger.events import (
     Conflict,
     ConflictBody,
     ConflictChanged,
+    OperationAborted,
     OperationPrepared,
+    ReconcileRecorded,
     RecordBody,
     RecordCommitted,
     SourceBlocked,
@@ -74,8 +76,9 @@ def prepared_on(record_id: str) -> Selector:
 
 
 def intents_on(record_id: str) -> Selector:
-    """Every intent that was ever prepared on the record."""
-    return Selector(Tag("personal:rec", record_id), (OperationPrepared,), newest=False)
+    """Every intent that was ever prepared on the record, and how it was ended or settled."""
+    shapes = (OperationPrepared, OperationAborted, ReconcileRecorded)
+    return Selector(Tag("personal:rec", record_id), shapes, newest=False)
 
 
 def owner_of(event: Event) -> Selector:

@@ -1,19 +1,75 @@
 """Taking a message into the log, once per address, under the key of its session and day."""
 
 from collections.abc import Callable
+from typing import Annotated, Literal
 
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
+
+from memoranda.ledger.commands import Strict, Time, storable
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Message, MessageCaptured, MessageHidden, Value
 from memoranda.ledger.guards import Seen, captured_at, message_guard
 from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sources import message_ref
+from memoranda.ledger.sources import SEQ_MAX, message_ref
 from memoranda.ledger.stamps import moment_of, time_text
 
 BUCKET_MESSAGES = 64
 """Messages of one session and day under one data key (DESIGN 5), and in one transaction."""
 
 _DAY_US = 86_400_000_000
+TEXT_BYTES_MAX = 262_144
+
+
+def _host_id(text: str) -> str:
+    if not storable(text):
+        raise PydanticCustomError("empty", "must not be empty")
+    if len(text.encode()) > 256:
+        raise PydanticCustomError("limit_exceeded", "at most 256 bytes")
+    return text
+
+
+def _text(text: str) -> str:
+    if len(storable(text).encode()) > TEXT_BYTES_MAX:
+        raise PydanticCustomError("limit_exceeded", f"at most {TEXT_BYTES_MAX} bytes")
+    return text
+
+
+HostId = Annotated[StrictStr, AfterValidator(_host_id)]
+Sequence = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
+
+
+class IncomingMessage(Strict):
+    """A message as the host persisted it; `at` is that time, the clock's when it is left out."""
+
+    session: HostId
+    seq: Sequence
+    role: Literal["user", "assistant", "system", "tool"]
+    text: Annotated[StrictStr, AfterValidator(_text)]
+    at: Time | None = None
+    origin: Literal["user", "host", "plugin"] | None = None
+    origin_id: HostId | None = None
+    cause: HostId | None = None
+    hidden: StrictBool = False
+    generated: StrictBool = False
+    truncated: StrictBool = False
+
+    def message_at(self, default_time: str) -> Message:
+        """The message as it is kept."""
+        return Message(
+            session_id=self.session,
+            seq=self.seq,
+            role=self.role,
+            text=self.text,
+            occurred_at=self.at or default_time,
+            origin=self.origin or ("user" if self.role == "user" else "host"),
+            origin_id=self.origin_id,
+            cause=self.cause,
+            hidden=self.hidden,
+            generated=self.generated,
+            truncated=self.truncated,
+        )
 
 
 class CaptureReceipt(Value):

@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
@@ -351,7 +350,7 @@ RECORD_COMMANDS: dict[str, type[RecordCommand]] = {
 ConflictCommand = OpenConflict | ResolveConflict
 
 
-def admit(shape: type[M], request: Mapping[str, object]) -> M | Refused:
+def admit(shape: type[M], request: object) -> M | Refused:
     """The request as a value of that shape, or the first refusal by PM 2.5 with its field."""
     try:
         return shape.model_validate(request)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from memoranda.ledger.authority import Auditor, Caller, PersonClient
+from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import newest_of, stored_in
 from memoranda.ledger.case import Moment, operation_selector
 from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
@@ -147,12 +147,16 @@ class CommitProtocol:
                 return apply(store, decision)
             return decision
 
-    def observe(self, caller: Caller) -> None:
-        """Takes into the log what the providers say of a caller, for those who only read."""
-        if self.is_embedded or isinstance(caller, PersonClient | Auditor):
+    def observe(self, caller: Caller, record_id: str | None = None) -> None:
+        """Takes into the log what the providers say now, for those who only read.
+
+        Of a caller who and what it is, of a record the messages it rests on.
+        """
+        if self.is_embedded:
             return
-        protection = held(self._ports, caller, (), PROTECT_WITHIN_S)
-        with protection as protected:
+        with self._log.reading() as known:
+            refs = _sources(known, record_id) if record_id else []
+        with held(self._ports, caller, refs, PROTECT_WITHIN_S) as protected:
             with self._log.reading() as known:
                 if not protected.news(known):
                     return
@@ -223,10 +227,14 @@ def _cited(store: SealedStore, request: Request) -> list[str]:
     if request.change is None:
         return []
     if request.change.action == "accept":
-        found = store.select(newest_of(request.record_id))
-        stored = stored_in(found[0]) if found else None
-        return list(source_refs(stored.value)) if stored else []
+        return _sources(store, request.record_id)
     return [source.ref for source in request.change.sources or ()]
+
+
+def _sources(store: SealedStore, record_id: str) -> list[str]:
+    found = store.select(newest_of(record_id))
+    stored = stored_in(found[0]) if found else None
+    return list(source_refs(stored.value)) if stored else []
 
 
 def _applied(

@@ -236,8 +236,14 @@ def abort(
         record_id=str(intent.value["id"]),
         reason=reason,
     )
-    tags = (Tag("personal:op", intent.operation_id), *([FORGET_TAG] if removed else []))
-    return Decided(Draft(header, body, tags), erased=(prepared.position,))
+    tags = (
+        Tag("personal:op", intent.operation_id),
+        Tag("personal:rec", body.record_id),
+        *([FORGET_TAG] if removed else []),
+    )
+    # A person's reason may quote the record: it lies under a key that a forget of it removes.
+    key_id = FRESH_KEY if reason else SPACE_KEY
+    return Decided(Draft(header, body, tags, key_id), erased=(prepared.position,))
 
 
 def _decided(case: Case) -> Decided:

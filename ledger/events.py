@@ -310,10 +310,14 @@ class CandidatesDelivered(Header):
 
 
 class Attachment(Body):
-    """Which host holds the term; `since` is the position at which it took over from another."""
+    """Which host holds the term; `since` is the position at which it took over from another.
+
+    `clock` is what the clock read then, in microseconds; the log's own time may run ahead of it.
+    """
 
     host: str
     since: int
+    clock: int | None = None
 
 
 class TermTaken(Header):

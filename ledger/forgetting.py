@@ -57,45 +57,47 @@ class Forgetting:
 
         An urgent one does not wait to share a key rotation with others.
         """
+        with self._log.reading() as store:
+            seen, rotated = pending_in(store), store.select(ROTATIONS)
+            latest = store.head.recorded_at
+        if not seen:
+            self._reasons = ()
+            return ()
+        # Until it is through, whatever stops it here is made up for by the next commit.
+        self._reasons = (INTERRUPTED,)
+        is_early = _rotates(seen) and not is_urgent and self._is_early(rotated, latest)
+        # The views' lock is never waited for inside the space's: a reader takes them the other way.
+        reasons = [] if is_early else [reason for purge in self._purges if (reason := purge())]
+        self._stamps.step("forget:purged")
         with self._log.exclusive():
             with self._log.reading() as store:
-                pending = pending_in(store)
-                rotated = store.select(ROTATIONS)
-                latest = store.head.recorded_at
-            # What an abort takes was never anybody's memory: its key goes, and no more.
-            tombstones = [it for it in pending if not isinstance(it.header, OperationAborted)]
-            is_early = bool(tombstones) and not is_urgent and self._is_early(rotated, latest)
-            # Until it is through, whatever stops it here is made up for by the next commit.
-            self._reasons = (INTERRUPTED,) if pending else ()
+                pending = [it for it in pending_in(store) if it.position <= seen[-1].position]
             if pending and pending[-1].position > self._removed_through:
-                self._remove(pending, tombstones)
-            self._reasons = ()
-            if pending:
-                self._reasons = (
-                    (SHARED,) if is_early else self._swept(needs_rotation=bool(tombstones))
-                )
-            if pending and not self._reasons:
+                self._remove(pending)
+            if pending and not is_early:
+                reasons += self._swept(needs_rotation=_rotates(pending))
+            if pending and not is_early and not reasons:
                 self._complete(pending[-1].position)
-            return self._reasons
+        self._reasons = (SHARED,) if is_early else tuple(reasons)
+        return self._reasons
 
     def _is_early(self, rotated: Sequence[Event], latest: int) -> bool:
         # By the log's own time, which never runs backwards.
         now = max(latest, microseconds(self._stamps.now()))
         return bool(rotated) and now - rotated[0].recorded_at < SHARED_US
 
-    def _remove(self, pending: Sequence[Event], tombstones: Sequence[Event]) -> None:
+    def _remove(self, pending: Sequence[Event]) -> None:
         """The journal first: what it names can be removed again from any older copy."""
         self._stamps.step("forget:appended")
-        self._log.journal.add(event.row for event in tombstones)
+        self._log.journal.add(event.row for event in pending if _rotates([event]))
         self._stamps.step("forget:journalled")
         self._log.remove_keys(tuple(key_id for event in pending for key_id in _keys(event)))
         self._stamps.step("forget:keys-removed")
         self._removed_through = pending[-1].position
 
-    def _swept(self, *, needs_rotation: bool) -> tuple[str, ...]:
-        """Everything beside the keys: derived rows, the wrapping key before, write-ahead logs."""
-        reasons = [reason for purge in self._purges if (reason := purge())]
-        self._stamps.step("forget:purged")
+    def _swept(self, *, needs_rotation: bool) -> list[str]:
+        """Everything beside the keys: the wrapping key before, and the write-ahead logs."""
+        reasons = []
         if needs_rotation:
             try:
                 self._log.rotate_keys()
@@ -104,7 +106,7 @@ class Forgetting:
             self._stamps.step("forget:rotated")
         if not self._log.truncate():
             reasons.append("a reader holds an old snapshot, so a write-ahead log cannot be emptied")
-        return tuple(reasons)
+        return reasons
 
     def told(self, receipt: Receipt) -> ForgetReceipt:
         """A forget's receipt with how far its erasure is, and which copies are out of its reach."""
@@ -128,6 +130,11 @@ class Forgetting:
             completion = ForgetCompleted(through=through, key_epoch=store.head.key_epoch)
             store.append(Draft(completion, tags=(FORGET_TAG,)))
         self._log.truncate()
+
+
+def _rotates(pending: Sequence[Event]) -> bool:
+    """Whether memories fell: what an abort takes was never one, its key goes and no more."""
+    return any(not isinstance(it.header, OperationAborted) for it in pending)
 
 
 def pending_in(store: SealedStore) -> list[Event]:

@@ -3,13 +3,19 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
 
-from memoranda.ledger.capturing import BUCKET_MESSAGES, CaptureReceipt, take_message
-from memoranda.ledger.commands import Time, admit, storable
+from memoranda.ledger.capturing import (
+    BUCKET_MESSAGES,
+    CaptureReceipt,
+    HostId,
+    IncomingMessage,
+    take_message,
+)
+from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Draft, Selector
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import (
@@ -19,7 +25,6 @@ from memoranda.ledger.events import (
     BindingChanged,
     DataSets,
     Header,
-    Message,
     Task,
     TaskChanged,
 )
@@ -31,22 +36,7 @@ from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sources import SEQ_MAX, parse_ref
 from memoranda.ledger.stamps import Stamps
 
-TEXT_BYTES_MAX = 262_144
 T = TypeVar("T", Binding, Task, Authorization)
-
-
-def _host_id(text: str) -> str:
-    if not storable(text):
-        raise PydanticCustomError("empty", "must not be empty")
-    if len(text.encode()) > 256:
-        raise PydanticCustomError("limit_exceeded", "at most 256 bytes")
-    return text
-
-
-def _text(text: str) -> str:
-    if len(storable(text).encode()) > TEXT_BYTES_MAX:
-        raise PydanticCustomError("limit_exceeded", f"at most {TEXT_BYTES_MAX} bytes")
-    return text
 
 
 def _message_ref(text: str) -> str:
@@ -55,45 +45,11 @@ def _message_ref(text: str) -> str:
     return text
 
 
-HostId = Annotated[StrictStr, AfterValidator(_host_id)]
-Sequence = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
 RequirementRevision = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class IncomingMessage(_Strict):
-    """A message as the host persisted it; `at` is that time, the clock's when it is left out."""
-
-    session: HostId
-    seq: Sequence
-    role: Literal["user", "assistant", "system", "tool"]
-    text: Annotated[StrictStr, AfterValidator(_text)]
-    at: Time | None = None
-    origin: Literal["user", "host", "plugin"] | None = None
-    origin_id: HostId | None = None
-    cause: HostId | None = None
-    hidden: StrictBool = False
-    generated: StrictBool = False
-    truncated: StrictBool = False
-
-    def message_at(self, default_time: str) -> Message:
-        """The message as it is kept."""
-        return Message(
-            session_id=self.session,
-            seq=self.seq,
-            role=self.role,
-            text=self.text,
-            occurred_at=self.at or default_time,
-            origin=self.origin or ("user" if self.role == "user" else "host"),
-            origin_id=self.origin_id,
-            cause=self.cause,
-            hidden=self.hidden,
-            generated=self.generated,
-            truncated=self.truncated,
-        )
 
 
 class IncomingBinding(_Strict):

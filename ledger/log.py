@@ -45,6 +45,8 @@ class Log:
     its term; opening it as another host takes a newer term, and the older one appends no more.
     """
 
+    _since = 0
+
     def __init__(
         self,
         place: Place,
@@ -199,6 +201,8 @@ class Log:
     def new_recovery_code(self) -> str:
         """A new recovery code; the one before opens no copy made from here on."""
         with self._lock.held():
+            with self.deciding():
+                pass  # a fenced host changes nothing
             return self._keyring.new_recovery_code()
 
     def is_recovery_code(self, code: str) -> bool:
@@ -289,7 +293,10 @@ class Log:
         """Joins the term that this host holds, or takes a newer one."""
         with self.deciding() as store:
             if holder_of(store).host != self.host:
-                store.take_term(self.host, "attached", since=store.head.position + 1)
+                since = store.head.position + 1
+                holder = Attachment(host=self.host, since=since, clock=store.clock)
+                store.take_term("attached", holder)
+            self._since = holder_of(store).since
         self._term = store.head.term
 
     def _refuse_if_closed(self) -> None:
@@ -298,8 +305,8 @@ class Log:
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message=message))
 
     def _refuse_if_fenced(self, store: DecidingStore) -> None:
-        # A newer term of the same host is its own: one of its openings has reconciled.
-        if store.head.term != self._term and holder_of(store).host != self.host:
+        # A newer term of the same host is its own, when it has held it all the time since.
+        if store.head.term != self._term and holder_of(store).since != self._since:
             message = "another host has attached since; open the ledger again"
             raise RefusedError(Refused(Refusal.EXECUTION_FENCED, message=message))
 

@@ -127,9 +127,7 @@ class Ledger:
         """The one way in: `{id, key, expected, value}` of PM 1.7."""
         return self._commit(caller, self._raw(request), "commit")
 
-    def prepare(
-        self, caller: Caller, request: Mapping[str, object]
-    ) -> PreparedReceipt | Receipt | Refused:
+    def prepare(self, caller: Caller, request: object) -> PreparedReceipt | Receipt | Refused:
         """Makes an intent durable, which holds its record until the same request is committed.
 
         The request is `{id, key, expected, value}`, or a named command as `{name, …}`.
@@ -161,8 +159,11 @@ class Ledger:
         except RefusedError as error:
             self._say("commit_many", error.refused)
             return error.refused
-        except OutcomeUnknown:
+        except OutcomeUnknown as unknown:
             say(logging.ERROR, "commit_many", outcome="unknown")
+            # One write, one outcome: what the first id tells holds for all of them.
+            first = many.requests[0]
+            unknown.operation_id = str(first.get("operation_id", first.get("id")))
             raise
         refused = sum(isinstance(answer, Refused) for answer in answers)
         say(logging.INFO, "commit_many", committed=len(answers) - refused, refused=refused)
@@ -194,7 +195,9 @@ class Ledger:
                     field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
                     raise RefusedError(replace(answer, field=field))
                 answers.append(answer)
-        self._protocol.finish()
+        # A refusal may have ended an operation that was prepared; its key goes too.
+        if any(isinstance(it, Refused) or it.status == "forgotten" for it in answers):
+            self._protocol.finish()
         return tuple(answers)
 
     # -- conflicts --------------------------------------------------------------------------
@@ -209,10 +212,10 @@ class Ledger:
 
     # -- recovery ---------------------------------------------------------------------------
 
-    def observe(self, caller: Caller) -> Refused | None:
-        """Takes in what foreign providers say of a caller that is about to read."""
+    def observe(self, caller: Caller, record_id: str | None = None) -> Refused | None:
+        """Takes in what foreign providers say of a caller that is about to read, or to judge."""
         try:
-            self._protocol.observe(caller)
+            self._protocol.observe(caller, record_id)
         except RefusedError as error:
             return error.refused
         return None
@@ -252,12 +255,12 @@ class Ledger:
         command = self._admit(shape, request)
         return command if isinstance(command, Refused) else named_request(command)
 
-    def _raw(self, request: Mapping[str, object]) -> Request | Refused:
+    def _raw(self, request: object) -> Request | Refused:
         commit = admit(Commit, request)
         return commit if isinstance(commit, Refused) else raw_request(commit, self._secrets)
 
-    def _any(self, request: Mapping[str, object]) -> Request | Refused:
-        if "name" not in request:
+    def _any(self, request: object) -> Request | Refused:
+        if not isinstance(request, Mapping) or "name" not in request:
             return self._raw(request)
         shape = RECORD_COMMANDS.get(str(request["name"]))
         if shape is None:

@@ -61,17 +61,18 @@ class ForgetReceipt(Receipt):
 class AbortReceipt(Value):
     """A prepared operation that ended without effect: the same fields, those of effects None.
 
-    `reason` is the person's where a reconcile decided, else the rule that refused it.
+    `reason` is the person's where a reconcile decided, else the rule that refused it. What a
+    person has said goes with the record when it is forgotten: the ids are then None.
     """
 
-    operation_id: str
+    operation_id: str | None
     intent_digest: str
-    record_id: str
+    record_id: str | None
     from_revision: None = None
     to_revision: None = None
     status: None = None
     record_digest: None = None
-    session_id: str
+    session_id: str | None
     item_id: str | None
     authorization_id: str | None
     binding_id: str | None
@@ -146,23 +147,22 @@ def receipt_of(event: Event, *, replayed: bool = False) -> Receipt:
 
 
 def abort_receipt_of(event: Event, *, replayed: bool = False) -> AbortReceipt:
-    """The receipt of an abort; its body is the space's own and outlives every forget."""
+    """The receipt of an abort."""
     header, body = event.header, event.body(AbortBody)
     assert isinstance(header, OperationAborted), "aborts are one type of event"
-    assert body is not None, "the space's own bodies stay"
-    refusal = Refusal[header.refusal]
+    refusal, actor = Refusal[header.refusal], body.actor if body else None
     return AbortReceipt(
-        operation_id=body.operation_id,
+        operation_id=body.operation_id if body else None,
         intent_digest=header.intent,
-        record_id=body.record_id,
-        session_id=body.actor.session_id,
-        item_id=body.actor.item_id,
-        authorization_id=body.actor.authorization_id,
-        binding_id=body.actor.binding_id,
+        record_id=body.record_id if body else None,
+        session_id=actor.session_id if actor else None,
+        item_id=actor.item_id if actor else None,
+        authorization_id=actor.authorization_id if actor else None,
+        binding_id=actor.binding_id if actor else None,
         epoch=header.term,
         decided_at=time_text(moment_of(event.recorded_at)),
         refusal=refusal.code,
-        reason=body.reason or refusal.rule,
+        reason=body.reason if body and body.reason else refusal.rule,
         position=event.position,
         replayed=replayed,
     )

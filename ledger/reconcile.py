@@ -10,7 +10,7 @@ from memoranda.ledger.case import operation_selector
 from memoranda.ledger.commands import admit
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.decisions import abort, apply
-from memoranda.ledger.entries import Draft, Event, Selector, Tag
+from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
 from memoranda.ledger.events import (
     Binding,
@@ -34,6 +34,7 @@ from memoranda.ledger.receipts import (
     conflict_receipt_of,
     receipt_of,
 )
+from memoranda.ledger.screening import screen
 from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.stamps import Stamps
 
@@ -79,6 +80,8 @@ class Reconcile:
             return Refused(Refusal.RECONCILE_REFUSED, "writers_stopped")
         if asked.reason is None:
             return Refused(Refusal.RECONCILE_REFUSED, "reason")
+        if isinstance(secret := screen({"reason": asked.reason}, "refuse"), Refused):
+            return secret
         if not self._protocol.writers.drain(DRAIN_WAIT_S):
             return Refused(Refusal.RECONCILE_REFUSED, message="a writer of this host does not end")
         self._stamps.step("reconcile:drained")
@@ -101,11 +104,13 @@ class Reconcile:
             return refusal
         recorded = Selector(Tag("rcl", operation_id), (ReconcileRecorded,))
         if not store.select(recorded):
-            store.take_term(self._log.host, "reconciled", since=holder_of(store).since)
+            store.take_term("reconciled", holder_of(store))
             body = ReconcileBody(
                 operation_id=operation_id, actor=actor_of(caller, "client", None), reason=reason
             )
-            store.append(Draft(ReconcileRecorded(), body, (recorded.tag,)))
+            # The reason may quote the record: it lies under a key that a forget of it removes.
+            tags = (recorded.tag, *([tag] if (tag := event.tag("personal:rec")) else []))
+            store.append(Draft(ReconcileRecorded(), body, tags, FRESH_KEY))
         if not isinstance(event.header, OperationPrepared):
             return event
         intent = event.body(IntentBody)
@@ -121,8 +126,11 @@ class Reconcile:
         # Whoever selects no provider at all can still settle what lies in the log.
         if binding is not None and self._data_sets not in {binding.data_sets, DataSets()}:
             return Refused(Refusal.BINDING_MISMATCH)
-        before = store.at(holder_of(store).since - 1)
-        if before is not None and store.clock < before.recorded_at + HOST_LAPSES_US:
+        holder = holder_of(store)
+        before = store.at(holder.since - 1)
+        # A clock that once ran ahead has left its mark on the log, but not on the takeover.
+        wrote = min(before.recorded_at, holder.clock or before.recorded_at) if before else 0
+        if before is not None and store.clock < wrote + HOST_LAPSES_US:
             message = "another host wrote within the last minute; stop it, and wait that long"
             return Refused(Refusal.RECONCILE_REFUSED, message=message)
         return None

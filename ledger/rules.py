@@ -28,6 +28,7 @@ from memoranda.ledger.events import (
     RecordBody,
     RecordCommitted,
 )
+from memoranda.ledger.guards import caller_boundary
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.receipts import Receipt, receipt_of
 from memoranda.ledger.requests import Raw
@@ -305,13 +306,21 @@ def _conflicts(case: Case) -> Answer:
 
 def _fence(case: Case) -> Answer:
     """F6 and F29 at the commit point: protections held, authority from the data sets bound."""
-    if case.moment.is_fenced:
+    if case.moment.is_fenced or _was_fenced(case):
         return Refused(Refusal.EXECUTION_FENCED)
     rests_on_the_binding = case.guards.role != "client" or any(
         source.kind == "personal_message" for source in case.cited
     )
     is_bound = not rests_on_the_binding or case.guards.is_bound_by(case.moment.data_sets)
     return None if is_bound else Refused(Refusal.BINDING_MISMATCH)
+
+
+def _was_fenced(case: Case) -> bool:
+    """Whether a guard has changed since the intent was prepared, even if it was put back since."""
+    if case.prepared is None or case.earlier is None or case.guards.role == "client":
+        return False
+    guards = (case.seen.one(selector) for selector in caller_boundary(case.caller))
+    return any(guard and guard.position > case.earlier.position for guard in guards)
 
 
 def _as_prepared(case: Case) -> Answer:

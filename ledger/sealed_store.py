@@ -189,10 +189,9 @@ class DecidingStore(SealedStore):
         """Names the key epoch in force, for every reader to compare."""
         self._transaction.set_key_epoch(key_epoch)
 
-    def take_term(self, host: str, cause: Literal["attached", "reconciled"], since: int) -> None:
+    def take_term(self, cause: Literal["attached", "reconciled"], holder: Attachment) -> None:
         """Raises the term for a host; whoever holds an older one appends nothing from here."""
-        term = self.head.term + 1
-        body = Attachment(host=host, since=since)
+        term, body = self.head.term + 1, holder
         self.append(Draft(TermTaken(term=term, cause=cause), body, (TERM.tag,)))
         self._transaction.set_term(term)
 

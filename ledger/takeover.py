@@ -15,9 +15,10 @@ from memoranda.ledger.candidates import (
     open_conflicts,
     owner_id,
     owner_of,
+    prepared_on,
     users_of,
 )
-from memoranda.ledger.case import operation_selector
+from memoranda.ledger.case import operation_of, operation_selector
 from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import FRESH_KEY, SPACE_KEY, Draft, Event, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused
@@ -274,6 +275,8 @@ class Takeover:
         operation_id = _operation_id(record.id)
         if self.store.select(operation_selector(operation_id)):
             return Refused(Refusal.OPERATION_CONFLICT, "value.id")
+        if self._is_held(record.id):
+            return Refused(Refusal.OUTCOME_UNKNOWN, "value.id")
         cited, claimed = source_refs(record), claims(record)
         moved = (*claimed, *record.blocked_sources)
         self._look((*cited, *moved))
@@ -283,6 +286,13 @@ class Takeover:
         self._note_overlap(record, claimed)
         self.imported[record.id] = record.status
         return self._record_draft(record, operation_id, {subject(ref) for ref in moved})
+
+    def _is_held(self, record_id: str) -> bool:
+        """Whether an operation without an end holds the record."""
+        for holder in self.store.select(prepared_on(record_id)):
+            (newest,) = self.store.select(operation_of(holder))
+            return newest.position == holder.position
+        return False
 
     def _record_draft(self, record: AnyRecord, operation_id: str, moved: set[str]) -> Draft:
         header = RecordCommitted(

@@ -59,6 +59,7 @@ class Oracle:
     position: int = 0
     term: int = 0
     holder: str = "local"
+    takeovers: int = 0
     wrote: dict[str, int] = field(default_factory=dict)
     """When each host last wrote, in microseconds."""
     open: dict[str, str] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class Oracle:
         match event.header:
             case TermTaken(term=term):
                 assert term == self.term + 1
+                self.takeovers += event.body(Attachment).host != self.holder
                 self.term, self.holder = term, event.body(Attachment).host
             case BindingChanged() | TaskChanged() | AuthorizationChanged():
                 self._guard(event)

@@ -67,6 +67,7 @@ class Process:
         self.host = host
         self.ports = ports
         self.memory: Memory | None = None
+        self.takeovers = 0
         self.committed: set[int] = set()
 
 
@@ -108,7 +109,7 @@ class Simulation:
         for _ in range(actions):
             odds = [4 if each.host == self.oracle.holder else 1 for each in self.processes]
             (process,) = self.dice.choices(self.processes, odds)
-            is_fenced = process.host != self.oracle.holder
+            is_fenced = process.takeovers != self.oracle.takeovers
             if process.memory is None or self.chance(0.3 if is_fenced else 0.03):
                 self.act(process, self.restart)
             else:
@@ -186,6 +187,8 @@ class Simulation:
             "us_alice", data=folder / "data", state=folder / "state", home=folder,
             stamps=self.world.stamps, host=process.host, ports=process.ports,
         )  # fmt: skip
+        self.look(process)
+        process.takeovers = self.oracle.takeovers
 
     def look(self, process: Process) -> None:
         """Shows the oracle what the process has appended."""
@@ -440,7 +443,7 @@ class Simulation:
             process.memory.rotate_keys()
         except RefusedError as error:
             assert error.refused.refusal is Refusal.EXECUTION_FENCED  # noqa: PT017
-            assert process.host != self.oracle.holder
+            assert process.takeovers != self.oracle.takeovers
 
     def time_jumps(self, _: Process) -> None:
         self.world.move(seconds=self.dice.choice([0.001, 1, 61, 90, 4000, -1, -61, -4000]))

@@ -1425,3 +1425,12 @@ def _until_closed(descriptor: int) -> Iterable[bytes]:
             yield piece
     except OSError:
         return
+
+
+def test_a_record_that_an_operation_holds_is_not_taken_over_from_under_it(memory, old):
+    intent = {"name": "publish", "operation_id": "op-1", "key": "k", "content": "x"}
+    held = memory.prepare(intent).record_id
+
+    assert sums(memory.migrate(old(record(held)))) == {"outcome_unknown": 1}
+
+    assert memory.commit(memory.operation("op-1").intent).to_revision == 1

@@ -1,15 +1,16 @@
 """The commit protocol: prepare, protect, decide; unknown outcomes, fences, reconcile, batches."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
-from tests.providers import Company, company
+from tests.providers import Chats, Company, company
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
-from memoranda.ledger.ports import Ports
+from memoranda.ledger.ports import Ports, Protected
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
 from memoranda.tools.memory import Memory
@@ -786,3 +787,180 @@ def test_a_read_copies_nothing_that_changed_while_it_asked(hosted, item, firm):
     firm.leaves.before = lambda: None
     assert item.records() == ()
     assert len(all_rows(hosted)) == len(before) + 3
+
+
+# -- what outsiders have found --------------------------------------------------------------------
+
+
+def test_a_stranger_data_set_binds_nobody_by_a_read(opened, main, firm):
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    stranger = Chats("chats-2", (Binding(binding_id="b-2", session_id="s-evil"), {}))
+    other = opened(ports=dataclasses.replace(firm.ports, conversations=stranger))
+    before = all_rows(other)
+
+    evil = other.acting_as(ModelSession("s-evil", "x"))
+
+    assert evil.records().refusal is Refusal.NOT_AUTHORIZED
+    assert evil.recall("Chinese").refusal is Refusal.NOT_AUTHORIZED
+    assert all_rows(other) == before
+    assert len(main.records()) == 1
+
+
+@pytest.mark.parametrize("name", ["conversations", "tasks", "authorizations"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "yes",
+        Protected(None, None),
+        Protected("a task", 1),
+        Protected({"item_id": "task-7"}, 1),
+        Protected(Task(item_id="task-9", requirement_revision=1, captured_ref=f"{REF}42"), 1),
+    ],
+    ids=["none", "text", "no token", "a text for a state", "a dict", "another item"],
+)
+def test_a_provider_that_answers_what_it_cannot_mean_is_named(hosted, item, firm, name, answer):
+    @contextmanager
+    def protect(_names: object, _within_s: float) -> Iterator[object]:
+        yield answer
+
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42#0-3"]).to_revision == 1
+    getattr(firm.ports, name).protect = protect
+    before = all_rows(hosted)
+
+    refused = item.propose("preference/tea", "x", sources=[f"{REF}42#4-9"])
+
+    assert (refused.refusal, refused.field) == (Refusal.SERVICE_UNAVAILABLE, name)
+    assert all_rows(hosted) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"occurred_at": "yesterday"}, Refusal.SERVICE_UNAVAILABLE),
+        ({"occurred_at": "2026-10-05T09:00:00.1000Z"}, Refusal.SERVICE_UNAVAILABLE),
+        ({"text": "\ud800"}, Refusal.SERVICE_UNAVAILABLE),
+        ({"text": "x" * 262_145}, Refusal.SERVICE_UNAVAILABLE),
+        ({"seq": 43}, Refusal.SERVICE_UNAVAILABLE),
+        ({"session_id": "other"}, Refusal.SERVICE_UNAVAILABLE),
+        ({"text": "my key is AKIA" + "IOSFODNN7EXAMPLQ"}, Refusal.SECRET_DETECTED),
+    ],
+    ids=["no time", "long time", "surrogate", "too long", "other seq", "other session", "secret"],
+)
+def test_a_message_of_a_provider_passes_the_same_door_as_a_captured_one(
+    hosted, item, firm, change, refusal
+):
+    binding, messages = firm.chats.state
+    said = messages[f"{REF}42"].model_copy(update=change)
+    firm.chats.change((binding, {f"{REF}42": said}))
+    before = all_rows(hosted)
+
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"]).refusal is refusal
+    assert all_rows(hosted) == before
+
+
+@pytest.mark.parametrize(
+    "there_and_back",
+    [
+        lambda host: (
+            host.stop_task("task-7"),
+            host.open_task(item_id="task-7", captured_ref=f"{REF}42"),
+        ),
+        lambda host: (
+            host.open_task(item_id="task-7", requirement_revision=2, captured_ref=f"{REF}42"),
+            host.open_task(item_id="task-7", captured_ref=f"{REF}42"),
+        ),
+        lambda host: (host.bind_primary("s-main-2"), host.bind_primary("s-main-1")),
+    ],
+    ids=["stopped", "another requirement", "bound elsewhere"],
+)
+def test_an_intent_does_not_outlive_a_fence_that_was_put_back(memory, task_7, there_and_back):
+    task_7.prepare(proposal())
+    intent = task_7.operation("op-1").intent
+
+    there_and_back(memory.host)
+
+    assert task_7.commit(intent).refusal is Refusal.EXECUTION_FENCED
+    assert states(memory)["op-1"] == "aborted"
+
+
+def test_evidence_asks_the_provider_what_has_become_of_a_message(hosted, item, main, firm):
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+    binding, messages = firm.chats.state
+    assert main.evidence(ID).sources[0].code is None
+
+    hidden = messages[f"{REF}42"].model_copy(update={"hidden": True})
+    firm.chats.change((binding, {**messages, f"{REF}42": hidden}))
+    assert main.evidence(ID).sources[0].code == "source_rejected"
+    firm.chats.change((binding, {}))
+    assert hosted.evidence(ID).sources[0].code == "source_rejected"
+
+
+def test_a_provider_that_has_nobody_bound_ends_the_reads_of_who_was(hosted, item, main, firm):
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+    assert main.candidates() != ()
+
+    firm.chats.change((None, firm.chats.state[1]))
+
+    assert main.candidates().refusal is Refusal.NOT_AUTHORIZED
+    assert hosted.acting_as(ModelSession("", "x")).records().refusal is Refusal.NOT_AUTHORIZED
+
+
+def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, world):
+    old = opened(host="a")
+    world.move(days=3650)
+    old.remember("written by a clock that ran ahead")
+    world.move(days=-3650)
+    old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+    new = opened(host="b")
+    assert settle(new).refusal is Refusal.RECONCILE_REFUSED
+
+    world.move(seconds=61)
+
+    assert isinstance(settle(new), AbortReceipt)
+
+
+def test_an_opening_that_was_fenced_stays_so_when_its_host_comes_back(opened):
+    old = opened(host="a")
+    opened(host="b")
+    new = opened(host="a")
+
+    assert new.remember("by the new one").epoch == 3
+    assert old.remember("by the old one").refusal is Refusal.EXECUTION_FENCED
+    with pytest.raises(RefusedError, match="execution_fenced"):
+        old.new_recovery_code()
+
+
+def test_a_reason_of_reconcile_holds_no_secret_and_falls_with_its_record(memory, primary):
+    primary.publish(KEY, TEXT, sources=[f"{REF}42"])
+    change = {"name": "correct", "operation_id": "op-2", "record_id": ID, "expected_revision": 1}
+    primary.prepare({**change, "content": "Chinese", "sources": [f"{REF}88"]})
+    secret = "the key was AKIA" + "IOSFODNN7EXAMPLQ"
+    assert settle(memory, "op-2", reason=secret).refusal is Refusal.SECRET_DETECTED
+
+    assert settle(memory, "op-2", reason=f"it said: {TEXT}").reason.endswith(TEXT)
+    assert memory.forget(ID, 1).status == "forgotten"
+
+    assert memory.remnants(TEXT).remnants == ()
+    read = memory.operation("op-2")
+    assert (read.state, read.receipt.refusal) == ("aborted", "execution_fenced")
+    assert memory.operations()[0].state in {"committed", "aborted"}
+    assert settle(memory, "op-2").outcome == "aborted"
+    assert memory.audit.verify().findings == ()
+
+
+def test_an_intent_that_another_agent_sends_again_is_not_ended_by_it(memory, primary):
+    primary.prepare(publication())
+    intent = primary.operation("op-1").intent
+    other = memory.acting_as(ModelSession("s-main-1", "agent-other"))
+
+    assert other.commit(intent).refusal is Refusal.OPERATION_CONFLICT
+
+    assert states(memory)["op-1"] == "prepared"
+    assert primary.commit(intent).to_revision == 1
+
+
+def test_what_is_no_request_at_all_is_refused_as_one(memory):
+    for request in (None, 5, "op", []):
+        assert memory.prepare(request).refusal is Refusal.INVALID_REQUEST
+        assert memory.commit(request).refusal is Refusal.INVALID_REQUEST

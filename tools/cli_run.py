@@ -164,17 +164,28 @@ class Run:
             else:
                 _put_words(answer)
             sys.stdout.flush()
-        except BrokenPipeError:
-            discard_rest(sys.stdout)
-            return ExitCode.INTERRUPTED
         except OSError as error:
             discard_rest(sys.stdout)
-            with suppress(OSError):
-                put(f"fault: the answer could not be written: {error.strerror}", sys.stderr)
-            return ExitCode.FAULT
+            return self._unheard(error)
         if self.as_json:
             self.recovery_code = None
         return answer.problem.exit_code if answer.problem else ExitCode.DONE
+
+    def _unheard(self, error: OSError) -> ExitCode:
+        """Nobody heard the answer: of what was written, its id is what tells of it."""
+        is_cut = isinstance(error, BrokenPipeError)
+        if self.operation_id is not None:
+            words = (
+                f"outcome_unknown: the answer could not be written: {error.strerror}\n"
+                f"  `memoranda operations {self.operation_id}` tells what became of it."
+            )
+        else:
+            words = "" if is_cut else f"fault: the answer could not be written: {error.strerror}"
+        with suppress(OSError):
+            put(words, sys.stderr)
+        if self.operation_id is not None:
+            return ExitCode.UNKNOWN_OUTCOME
+        return ExitCode.INTERRUPTED if is_cut else ExitCode.FAULT
 
     def _fields(self, answer: Answer) -> dict[str, object]:
         known = {"operation_id": self.operation_id, "recovery_code": self.recovery_code}

@@ -72,7 +72,8 @@ class Reading(Seat):
 
     def evidence(self, candidate_id: str) -> EvidenceRead | Refused:
         """A candidate with the original text of its sources and the checks done now."""
-        return self._fresh.evidence.of(self.caller, candidate_id)
+        self._parts.ledger.observe(self.caller, candidate_id)
+        return self._parts.evidence.of(self.caller, candidate_id)
 
     def source(self, ref: str) -> SourceTime | Refused:
         """When a message was said, never what."""
