@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
-from memoranda.ledger.events import Header, Value, read_header
+from memoranda.ledger.events import Header, Value
+from memoranda.ledger.shapes import read_header
 
 
 class Row(NamedTuple):

@@ -1,17 +1,13 @@
-"""What the log says: one public header and one sealed body per event type, and their upcasters.
+"""What the log says: one public header and one sealed body per event type.
 
 Every concrete header names its stored type in `TOPIC`. A change of shape is a new number; the old
 one keeps a golden file and gets an upcaster, so that every log ever written can be read.
 """
 
-import json
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
-
-from memoranda.ledger.errors import IntegrityFault
 
 Status = Literal["candidate", "accepted", "retired", "rejected", "forgotten"]
 Tier = Literal["core", "detail"]
@@ -310,6 +306,9 @@ class CandidatesDelivered(Header):
     BODY: ClassVar[type[Value] | None] = Delivery
 
 
+TermCause = Literal["attached", "reconciled", "restored"]
+
+
 class Attachment(Body):
     """Which host holds the term; `since` is the position at which it took over from another."""
 
@@ -318,13 +317,13 @@ class Attachment(Body):
 
 
 class TermTaken(Header):
-    """A host attached, or raised its term to reconcile; older terms append nothing from here."""
+    """A host attached, or raised its term to reconcile or restore; older terms append no more."""
 
     TOPIC: ClassVar[str] = "term.taken/1"
     BODY: ClassVar[type[Value] | None] = Attachment
 
     term: int
-    cause: Literal["attached", "reconciled"]
+    cause: TermCause
 
 
 class ReconcileBody(NamedBody):
@@ -338,6 +337,25 @@ class ReconcileRecorded(Header):
 
     TOPIC: ClassVar[str] = "reconcile.recorded/1"
     BODY: ClassVar[type[Value] | None] = ReconcileBody
+
+
+class RestoredFrom(Body):
+    """How far the log had been before, as the anchor said: what lay behind the copy is gone."""
+
+    position: int
+    chain: str
+    key_epoch: int
+    recorded_at: int
+
+
+class LedgerRestored(Header):
+    """The log was restored from a copy that ended at `position`, under a newer term."""
+
+    TOPIC: ClassVar[str] = "ledger.restored/1"
+    BODY: ClassVar[type[Value] | None] = RestoredFrom
+
+    position: int
+    term: int
 
 
 class SpaceCreated(Header):
@@ -383,6 +401,7 @@ SHAPES: Mapping[str, type[Header]] = {
         CandidatesDelivered,
         TermTaken,
         ReconcileRecorded,
+        LedgerRestored,
         SpaceCreated,
         KeysRotated,
         ForgetCompleted,
@@ -390,61 +409,3 @@ SHAPES: Mapping[str, type[Header]] = {
         MigrationCompleted,
     )
 }
-
-
-class Upcaster(NamedTuple):
-    """How the JSON of an old shape becomes that of the next number."""
-
-    becomes: str
-    header: Callable[[Json], Json]
-    body: Callable[[Json], Json]
-
-
-UPCASTERS: dict[str, Upcaster] = {}
-
-
-def stored_types(shape: type[Header]) -> tuple[str, ...]:
-    """Every type under which events of this shape may lie in a log, the current one first."""
-    older = (old for old, upcaster in UPCASTERS.items() if _current(upcaster.becomes) is shape)
-    return (shape.TOPIC, *older)
-
-
-def read_header(event_type: str, raw: bytes) -> Header:
-    """The header in its current shape; raises IntegrityFault for what no version ever wrote."""
-    try:
-        if event_type in SHAPES:
-            return _read_current(event_type, raw)
-        data = json.loads(raw)
-        while event_type not in SHAPES:
-            event_type, data = UPCASTERS[event_type].becomes, UPCASTERS[event_type].header(data)
-        return SHAPES[event_type].model_validate(data)
-    except (KeyError, ValueError) as error:
-        raise IntegrityFault(f"a header of type {event_type} has no known shape") from error
-
-
-@lru_cache(maxsize=1024)
-def _read_current(event_type: str, raw: bytes) -> Header:
-    # Headers are public, frozen, and few: most of a log says one of a handful of them.
-    return SHAPES[event_type].model_validate_json(raw)
-
-
-def read_body(event_type: str, raw: bytes) -> Value:
-    """The body in its current shape; raises IntegrityFault like `read_header`."""
-    try:
-        if event_type not in SHAPES:
-            data = json.loads(raw)
-            while event_type not in SHAPES:
-                event_type, data = UPCASTERS[event_type].becomes, UPCASTERS[event_type].body(data)
-            raw = json.dumps(data).encode()
-        shape = SHAPES[event_type].BODY
-        if shape is None:
-            raise IntegrityFault(f"an event of type {event_type} has no body")
-        return shape.model_validate_json(raw)
-    except (KeyError, ValueError) as error:
-        raise IntegrityFault(f"a body of type {event_type} has no known shape") from error
-
-
-def _current(event_type: str) -> type[Header]:
-    while event_type not in SHAPES:
-        event_type = UPCASTERS[event_type].becomes
-    return SHAPES[event_type]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from struct import pack
-from typing import Literal
 
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
 
@@ -12,14 +11,14 @@ from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import (
     Attachment,
     Header,
+    TermCause,
     TermTaken,
     Value,
-    read_body,
-    stored_types,
 )
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
+from memoranda.ledger.shapes import read_body, stored_types
 from memoranda.ledger.stamps import Stamps
 
 TERM = Selector(Tag("term", ""), (TermTaken,))
@@ -173,6 +172,10 @@ class DecidingStore(SealedStore):
         """Removes the bodies at these positions, with the append of this transaction."""
         self._transaction.erase_bodies(positions)
 
+    def bodies_under(self, key_id: str) -> list[Row]:
+        """The events whose bodies lie under a key."""
+        return self._transaction.bodies_under(key_id)
+
     def leave_key(self, key_id: str) -> None:
         """Moves what still lies under a key that several bodies share to a fresh one."""
         rows = self._transaction.bodies_under(key_id)
@@ -191,7 +194,7 @@ class DecidingStore(SealedStore):
         """Names the key epoch in force, for every reader to compare."""
         self._transaction.set_key_epoch(key_epoch)
 
-    def take_term(self, host: str, cause: Literal["attached", "reconciled"], since: int) -> None:
+    def take_term(self, host: str, cause: TermCause, since: int) -> None:
         """Raises the term for a host; whoever holds an older one appends nothing from here."""
         term = self.head.term + 1
         body = Attachment(host=host, since=since)

@@ -73,6 +73,20 @@ def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
     return connection
 
 
+def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
+    """Reads a file at rest, with nothing put beside it; refusals as in `connect`."""
+    with _opening(path):
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA trusted_schema=OFF")
+            _check_identity(connection, path, schema_number)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
 def refuse_foreign(path: Path) -> None:
     """Raises RefusedError for a file of another program, before anything is put beside it."""
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memoranda.ledger import events
+from memoranda.ledger import events, shapes
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.entries import Draft, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refused
@@ -30,6 +30,7 @@ from memoranda.ledger.events import (
     Header,
     IntentBody,
     KeysRotated,
+    LedgerRestored,
     Message,
     MessageCaptured,
     MessageHidden,
@@ -41,16 +42,13 @@ from memoranda.ledger.events import (
     ReconcileRecorded,
     RecordBody,
     RecordCommitted,
+    RestoredFrom,
     SourceBlocked,
     SpaceCreated,
     Task,
     TaskChanged,
     TermTaken,
-    Upcaster,
     Value,
-    read_body,
-    read_header,
-    stored_types,
 )
 from memoranda.ledger.guards import BINDING
 from memoranda.ledger.personal import (
@@ -61,6 +59,7 @@ from memoranda.ledger.personal import (
     Tombstone,
     record_id_of,
 )
+from memoranda.ledger.shapes import Upcaster, read_body, read_header, stored_types
 
 GOLDEN = Path(__file__).parent / "golden"
 HOME = record_id_of("home")
@@ -366,6 +365,14 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
             ),
         )
     ],
+    "ledger.restored/1": [
+        (
+            LedgerRestored(position=17, term=5),
+            RestoredFrom(
+                position=23, chain="ab" * 32, key_epoch=2, recorded_at=1_790_000_000_000_000
+            ),
+        )
+    ],
     "source.blocked/1": [(SourceBlocked(family="personal"), BlockedSource(ref=f"{REF}#0-7"))],
     "migration.completed/1": [
         (
@@ -399,8 +406,8 @@ def test_every_shape_ever_stored_has_a_golden_file_and_every_golden_file_a_shape
         path.relative_to(GOLDEN).with_suffix("").as_posix() for path in GOLDEN.rglob("*.json")
     }
 
-    assert {name.partition("-")[0] for name in stored} == set(SHAPES) | set(events.UPCASTERS)
-    assert stored == set(EXAMPLES) | set(events.UPCASTERS)
+    assert {name.partition("-")[0] for name in stored} == set(SHAPES) | set(shapes.UPCASTERS)
+    assert stored == set(EXAMPLES) | set(shapes.UPCASTERS)
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -526,7 +533,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     }
     for old, upcaster in upcasters.items():
-        monkeypatch.setitem(events.UPCASTERS, old, upcaster)
+        monkeypatch.setitem(shapes.UPCASTERS, old, upcaster)
 
 
 @pytest.mark.usefixtures("older")

@@ -1,12 +1,15 @@
 """The front door: the one place where the parts of a ledger meet."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.backups import BackupReport, Backups
 from memoranda.ledger.commit_protocol import CommitProtocol
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log, Place
@@ -84,6 +87,15 @@ class Memory(Writing, Reading):
         parts = self._parts
         return rebuild(parts.log, parts.views, *parts.checked)
 
+    # -- copies -----------------------------------------------------------------------------
+
+    def backup(self, folder: Path | str, *, keep: int | None = None) -> BackupReport | Refused:
+        """A verified copy of the log in a folder elsewhere, and the present key bundle.
+
+        `keep` is how many copies of the log the folder keeps from now on.
+        """
+        return self._parts.backups.make(folder, keep)
+
     # -- keys -------------------------------------------------------------------------------
 
     def rotate_keys(self) -> int:
@@ -123,11 +135,21 @@ def open_memory(
     )
 
 
+def place_of(settings: Settings) -> Place:
+    """Where the settings say that the ledger lives."""
+    return Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
+
+
 def assemble(
-    settings: Settings, stamps: Stamps, *, create: bool, ports: Ports = EMBEDDED
+    settings: Settings,
+    stamps: Stamps,
+    *,
+    create: bool,
+    ports: Ports = EMBEDDED,
+    is_restoring: bool = False,
 ) -> Memory:
     """Puts the parts of one ledger together."""
-    place = Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
+    place = replace(place_of(settings), is_restoring=is_restoring)
     with ExitStack() as opened:
         log = Log(place, stamps, create=create, host=settings.host)
         opened.callback(log.close)
@@ -149,6 +171,7 @@ def assemble(
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
+            backups=Backups(log, stamps),
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),

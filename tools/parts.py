@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.backups import Backups
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
@@ -34,6 +35,7 @@ class Parts:
     forgetting: Forgetting
     host: Host
     migration: Migration
+    backups: Backups
     history: History
     evidence: Evidence
     records: Records
