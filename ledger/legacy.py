@@ -38,6 +38,9 @@ from memoranda.ledger.sources import first_overlap, parse_ref
 from memoranda.ledger.stamps import parse_time, time_text
 
 FORMAT = "personal-records/1"
+EXPORT_FORMAT = "memoranda-export/1"
+"""A file that `memoranda export` wrote: it has one owner, so there is no move to declare."""
+
 STORAGE, OLD_OWNER, NEW_OWNER = "personal.records", "memory", "personal"
 KINDS = frozenset({"record", "conflict", "forgotten_source"})
 
@@ -162,10 +165,13 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 def _check_store(fields: Json, space: str) -> None:
     """The first line says whose store it is, and that both packages know of the move."""
-    if fields.get("kind") != "store" or fields.get("format") != FORMAT:
-        raise broken("line 1", f"does not say that this is a store of the format {FORMAT}")
+    if fields.get("kind") != "store" or fields.get("format") not in {FORMAT, EXPORT_FORMAT}:
+        message = f"does not say that this is a store of the format {FORMAT} or {EXPORT_FORMAT}"
+        raise broken("line 1", message)
     if fields.get("user_space_id") != space:
         raise broken("user_space_id", "is another space")
+    if fields["format"] == EXPORT_FORMAT:
+        return
     declared = fields.get("ownership")
     ownership = declared if isinstance(declared, list) else []
     for package, move, other in (

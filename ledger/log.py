@@ -219,6 +219,10 @@ class Log:
         """Writes the log as it is now into a new file; writers wait meanwhile."""
         self._recorder.copy_to(path)
 
+    def anchor(self) -> Anchor | None:
+        """How far the log was when the state folder last noted it."""
+        return self._anchor.read()
+
     def write_bundle(self, destination: Destination) -> None:
         """Writes the key bundle of a destination, durably, and notes its key epoch."""
         with self._lock.held():

@@ -87,7 +87,8 @@ def _forget(store: DecidingStore, tombstones: Sequence[Event], done: Replayed) -
     )
     named = [tag for event in tombstones for tag in _tags_of(event, latest)]
     lost = [tag for row in falling.values() for tag in _message_tags(row) if tag not in named]
-    tags = dict.fromkeys((*named, *lost))
+    held = [tag for row in falling.values() for tag in _open_intent(store, row)]
+    tags = dict.fromkeys((*named, *lost, *held))
     store.append(Draft(header, body, tuple(Tag("", "", tag) for tag in tags)))
     store.erase_bodies(falling)
     done.records += 1
@@ -128,6 +129,16 @@ def _body(tombstones: Sequence[Event], current: Event | None) -> RecordBody:
 def _tags_of(event: Event, latest: Event) -> list[str]:
     """What a tombstone explains and blocks; only the latest one's operation is told again."""
     return [tag for tag in event.row.tags if event is latest or not tag.startswith("op:")]
+
+
+def _open_intent(store: DecidingStore, row: Row) -> list[str]:
+    """The operation of an intent that the log holds open: what it meant to write is forgotten."""
+    if row.type != OperationPrepared.TOPIC:
+        return []
+    operations = [tag for tag in row.tags if tag.startswith("op:")]
+    newest = [store.select(Selector(Tag("", "", tag), OPERATION)) for tag in operations]
+    is_open = all(events and events[0].position == row.position for events in newest)
+    return operations if is_open else []
 
 
 def _message_tags(row: Row) -> list[str]:

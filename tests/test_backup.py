@@ -389,6 +389,26 @@ def test_an_intent_that_was_aborted_since_is_aborted_again(
         assert isinstance(back.publish("plan", "another"), Receipt)
 
 
+def test_an_intent_of_before_is_ended_by_the_forget_of_its_record(
+    memory, world, away, elsewhere, restored
+):
+    request = {"name": "publish", "operation_id": "op-1", "key": "plan", "content": FACT}
+    memory.prepare(request)
+    memory.backup(away)
+    made = memory.commit(memory.operation("op-1").intent)
+    memory.forget(made.record_id, 1)
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert back.status().unfinished == 0
+        assert back.remnants(FACT).remnants == ()
+        again = back.publish("plan", "another", expected_revision=made.to_revision + 1)
+        assert isinstance(again, Receipt)
+        assert back.audit.verify(with_index=True).findings == ()
+
+
 def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
     opened, world, away, tmp_path, elsewhere, restored
 ):

@@ -39,7 +39,7 @@ def migrate(
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
-    return Answer(fields, list(_page(report, dry_run=dry_run)))
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)))
 
 
 @contextmanager
@@ -56,7 +56,8 @@ def _bar() -> Iterator["Progress | None"]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:
+def migration_page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:
+    """What became of the lines, counts first."""
     refused = sum(report.refused.values())
     yield line(
         f"Imported {report.imported}, already there {report.already_there},"

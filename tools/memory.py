@@ -18,8 +18,10 @@ from memoranda.ledger.operations import Ledger
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.exporting import Export
 from memoranda.projections.feed import purge, rebuild
 from memoranda.projections.history import History
 from memoranda.projections.postings import SearchView
@@ -31,6 +33,7 @@ from memoranda.projections.search import Search
 from memoranda.projections.story import Story
 from memoranda.projections.unfinished import Unfinished
 from memoranda.projections.views import View, ViewFile
+from memoranda.tools.exporting import Exporting, ExportReport, Format
 from memoranda.tools.parts import Parts
 from memoranda.tools.reading import Reading
 from memoranda.tools.settings import Settings, load_settings
@@ -95,6 +98,17 @@ class Memory(Writing, Reading):
         `keep` is how many copies of the log the folder keeps from now on.
         """
         return self._parts.backups.make(folder, keep)
+
+    def export(
+        self, path: Path | str, *, form: Format = "jsonl", replace: bool = False
+    ) -> ExportReport | Refused:
+        """A readable file of everything that the person may read now; nobody else exports."""
+        exporting = Exporting(self._parts.log, self._parts.export)
+        return exporting.write(self.caller, path, form=form, replace=replace)
+
+    def import_file(self, path: Path | str, *, dry_run: bool = False) -> MigrationReport | Refused:
+        """Takes in what an export holds and the log does not; tombstones win."""
+        return self.migrate(path, dry_run=dry_run)
 
     # -- keys -------------------------------------------------------------------------------
 
@@ -172,6 +186,7 @@ def assemble(
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
             backups=Backups(log, stamps),
+            export=Export(log, views, stamps),
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),

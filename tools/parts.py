@@ -13,6 +13,7 @@ from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.exporting import Export
 from memoranda.projections.history import History
 from memoranda.projections.query import Query
 from memoranda.projections.recall import Recall
@@ -36,6 +37,7 @@ class Parts:
     host: Host
     migration: Migration
     backups: Backups
+    export: Export
     history: History
     evidence: Evidence
     records: Records
