@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from memoranda.ledger import chain
+from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.entries import Head
 from memoranda.ledger.errors import (
     IntegrityFault,
@@ -74,11 +75,15 @@ class Backups:
         self._log = log
         self._stamps = stamps
 
-    def make(self, folder: Path | str, keep: int | None = None) -> BackupReport | Refused:
+    def make(
+        self, caller: Caller, folder: Path | str, keep: int | None = None
+    ) -> BackupReport | Refused:
         """Copies the log, verifies the copy, writes the key bundle, drops the oldest copies.
 
         `keep` is how many copies the destination keeps from now on. Repeating it is harmless.
         """
+        if not isinstance(caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
         try:
             answer = self._made(Path(folder).expanduser().absolute(), keep)
         except RefusedError as error:

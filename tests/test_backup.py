@@ -139,6 +139,12 @@ def test_a_backup_over_another_ledgers_is_refused(memory, elsewhere, world, away
     assert contents(away) == kept
 
 
+def test_only_the_person_makes_backups(primary, task_7, away):
+    for caller in (primary, task_7):
+        assert caller.backup(away).code == "not_authorized"
+    assert not away.exists()
+
+
 def test_a_destination_that_cannot_be_written_is_refused_without_a_trace_of_text(memory, tmp_path):
     (tmp_path / "file").write_text("in the way")
 

@@ -97,7 +97,7 @@ class Memory(Writing, Reading):
 
         `keep` is how many copies of the log the folder keeps from now on.
         """
-        return self._parts.backups.make(folder, keep)
+        return self._parts.backups.make(self.caller, folder, keep)
 
     def export(
         self, path: Path | str, *, form: Format = "jsonl", replace: bool = False
