@@ -49,8 +49,8 @@ def test_the_tour_shows_every_step_with_its_figures() -> None:
         {"replayed": True, "other_content": "operation_conflict"},
         {"core": 0, "recent": 77, "detail": 87},
         {"left": ["message"]},
-        {"events": 89},
-        {"events": 89, "opened": 81, "records": 10, "findings": []},
+        {"events": 87},
+        {"events": 87, "opened": 81, "records": 10, "findings": []},
     ]
 
 
