@@ -202,7 +202,9 @@ def verify_copy(path: Path, space: str) -> Head:
     try:
         with closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as connection:
             return _whole(SQLiteSnapshot(connection, space), space)
-    except (sqlite3.Error, StorageFault) as error:
+    except (sqlite3.Error, StorageFault, RefusedError) as error:
+        if isinstance(error, RefusedError) and error.refused.refusal is Refusal.SCHEMA_NEWER:
+            raise
         raise IntegrityFault("the copy of the log is damaged") from error
 
 
@@ -224,7 +226,7 @@ def _whole(snapshot: SQLiteSnapshot, space: str) -> Head:
 
 def _drop_others(inner: Path, kept: Iterable[str]) -> None:
     """Removes copies that no manifest names: old ones, and what a crash left half made."""
-    for path in inner.glob("log*"):
+    for path in (*inner.glob("log-*.db"), *inner.glob("log.new*")):
         if path.name not in kept:
             path.unlink(missing_ok=True)
     sync_folder(inner)

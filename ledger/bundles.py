@@ -63,6 +63,14 @@ def write_bundle(folder: Path, keyring: Keyring, journal: Iterable[Row], anchor:
     replace_file(path, mark.hex().encode() + b"\n" + content)
 
 
+def is_anothers(folder: Path, data_set: str) -> bool:
+    """Whether a folder holds the bundle of another ledger, which is not ours to replace."""
+    try:
+        return read_bundle(folder).data_set != data_set
+    except IntegrityFault:
+        return False
+
+
 def read_bundle(folder: Path) -> KeyBundle:
     """The bundle at a destination; raises IntegrityFault for what is none, or a part of one."""
     try:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from memoranda.ledger.bundles import write_bundle
+from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated
@@ -227,6 +227,7 @@ class Log:
         """Writes the key bundle of a destination, durably, and notes its key epoch."""
         with self._lock.held():
             folder = Path(destination.path) / self.space
+            self._write_anchor(by=1)
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
             self._stamps.step("bundle:written")
@@ -240,9 +241,11 @@ class Log:
         """
         key_epoch = self._keyring.key_epoch
         for destination in self.copies.read().backups:
-            is_there = (Path(destination.path) / self.space).is_dir()
-            if destination.key_epoch != key_epoch and is_there:
-                with suppress(OSError):
+            folder = Path(destination.path) / self.space
+            if destination.key_epoch == key_epoch or not folder.is_dir():
+                continue
+            with suppress(OSError):
+                if not is_anothers(folder, self.data_set):
                     self.write_bundle(destination)
 
     def drop_opened_keys(self) -> None:

@@ -44,6 +44,19 @@ class Restored(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """How to restore: with which code, over what is here, from which copy.
+
+    Without a code the slots of this machine must open the backup. What is here and goes further
+    is not replaced unless forced. The copy is the newest, or the newest up to a position.
+    """
+
+    code: str | None = None
+    force: bool = False
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     """A backup that was read and verified."""
 
@@ -62,21 +75,15 @@ class Restoring:
         self._slots = SlotFile(place.state / "slots")
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
 
-    def begin(
-        self, folder: Path, *, code: str | None = None, force: bool = False
-    ) -> Restored | Refused:
-        """Verifies the backup, puts it in place, and forgets again; nothing is served yet.
-
-        Without a code the slots of this machine must open it. What is here and goes further
-        is not replaced unless forced.
-        """
+    def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
+        """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
         try:
-            source = self._source(folder)
-            wrapping_key = self._wrapping_key(source.bundle, code)
+            source = self._source(folder, asked.position)
+            wrapping_key = self._wrapping_key(source.bundle, asked.code)
             for own in (self._place.data, self._place.state):
                 make_folder(own)
             with self._lock.held():
-                before = self._put(source, wrapping_key, force=force)
+                before = self._put(source, wrapping_key, force=asked.force)
             return self._replayed(source, before, str(folder))
         except RefusedError as error:
             return error.refused
@@ -89,12 +96,14 @@ class Restoring:
 
     # -- what is restored -------------------------------------------------------------------
 
-    def _source(self, folder: Path) -> _Source:
+    def _source(self, folder: Path, position: int | None) -> _Source:
         inner = folder / self._place.space
         manifest = read_manifest(inner)
-        if manifest is None or not manifest.copies:
-            raise _refused("backup", "there is no backup of this space in the folder")
-        copy = manifest.copies[-1]
+        copies = manifest.copies if manifest else ()
+        early = [it for it in copies if position is None or it.position <= position]
+        if manifest is None or not early:
+            raise _refused("backup", "there is no such backup of this space in the folder")
+        copy = early[-1]
         try:
             head = verify_copy(inner / copy.file, self._place.space)
             bundle = read_bundle(inner)
@@ -119,7 +128,9 @@ class Restoring:
             try:
                 bundle.check(key, self._place.space)
             except IntegrityFault as fault:
-                raise _refused("backup", f"the key bundle does not open: {fault}") from fault
+                message = f"the key bundle does not open: {fault}"
+                hint = "" if code else "; with --recovery, your code may"
+                raise _refused("backup", message + hint) from fault
         elif self._data_set_here() != bundle.data_set:
             message = "needed here: no wrapping key on this machine opens the backup's key bundle"
             raise _refused("recovery", message)
@@ -149,43 +160,48 @@ class Restoring:
 
     def _put(self, source: _Source, wrapping_key: bytes | None, *, force: bool) -> Anchor:
         """Keys, journal and log as the backup has them; the anchor of before."""
-        mark = AnchorFile(self._place.mark)
-        before = mark.read()
-        if before is None and not force:
-            self._refuse_if_ahead(source)
-        data_set = self._data_set_here()
-        if before is None:
-            before = max(self._anchor_here(), source.bundle.anchor)
-            mark.write(before)
+        is_anothers = self._data_set_here() not in {None, source.bundle.data_set}
+        before = self._marked(source, force=force, is_anothers=is_anothers)
         self._stamps.step("restore:marked")
-        if data_set not in {None, source.bundle.data_set}:
-            # Another ledger's: its forgets mean nothing here, its backups are not ours to rewrite.
-            for name in ("forgotten", "copies"):
-                (self._place.state / name).unlink(missing_ok=True)
-            data_set = None
-        _, journal, _ = witnesses(self._place.state)
-        known = set(journal.read())
-        journal.add(row for row in source.bundle.journal if row not in known)
+        self._put_journal(source.bundle, is_anothers=is_anothers)
         self._stamps.step("restore:journalled")
         if wrapping_key is not None:
-            is_same = self._slot_keys().get(source.bundle.key_epoch) == wrapping_key
-            if not is_same:
-                self._put_slot(source.bundle.key_epoch, wrapping_key)
-            self._stamps.step("restore:slots")
-            # Keys that another process has minted since stay: its pool must not run dry unseen.
-            keeps = is_same and data_set is not None
-            path = _usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
-            install_rows(path, source.bundle.keys, keeps=keeps)
+            self._put_keys(source.bundle, wrapping_key)
         self._stamps.step("restore:keys")
         self._put_log(source.path)
         self._stamps.step("restore:log")
         return before
 
-    def _anchor_here(self) -> Anchor:
-        try:
-            return witnesses(self._place.state)[0].read() or Anchor(0, b"", 0)
-        except IntegrityFault:
-            return Anchor(0, b"", 0)
+    def _marked(self, source: _Source, *, force: bool, is_anothers: bool) -> Anchor:
+        """From here on the ledger opens for nothing else; a repeat finds the same anchor."""
+        mark = AnchorFile(self._place.mark)
+        if (before := _anchor_in(mark)) is not None:
+            return before
+        if not force:
+            self._refuse_if_ahead(source)
+        here = None if is_anothers else _anchor_in(witnesses(self._place.state)[0])
+        before = max(here, source.bundle.anchor) if here else source.bundle.anchor
+        mark.write(before)
+        return before
+
+    def _put_journal(self, bundle: KeyBundle, *, is_anothers: bool) -> None:
+        if is_anothers:
+            # Its forgets mean nothing here, and its backups are not ours to rewrite.
+            for name in ("forgotten", "copies"):
+                (self._place.state / name).unlink(missing_ok=True)
+        _, journal, _ = witnesses(self._place.state)
+        known = set(journal.read())
+        journal.add(row for row in bundle.journal if row not in known)
+
+    def _put_keys(self, bundle: KeyBundle, wrapping_key: bytes) -> None:
+        is_same = self._slot_keys().get(bundle.key_epoch) == wrapping_key
+        # Keys that another process has minted since stay: its pool must not run dry unseen.
+        keeps = is_same and self._data_set_here() == bundle.data_set
+        if not is_same:
+            self._put_slot(bundle.key_epoch, wrapping_key)
+        self._stamps.step("restore:slots")
+        path = _usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
+        install_rows(path, bundle.keys, keeps=keeps)
 
     def _refuse_if_ahead(self, source: _Source) -> None:
         """What is here may be replaced when the backup goes on from it, or it cannot be read."""
@@ -240,7 +256,8 @@ class Restoring:
             # From here on the bundle there follows this machine's key rotations.
             if folder not in known:
                 made = Destination(path=folder, keep=KEEP_DEFAULT, key_epoch=0)
-                log.copies.put(made)
+                with log.exclusive():
+                    log.copies.put(made)
         gone = max(0, before.position - source.copy.position)
         return Restored(
             position=source.copy.position,
@@ -252,6 +269,13 @@ class Restoring:
             key_epoch=source.bundle.key_epoch,
             term=term,
         )
+
+
+def _anchor_in(file: AnchorFile) -> Anchor | None:
+    try:
+        return file.read()
+    except IntegrityFault:
+        return None
 
 
 def _usable(path: Path, schema: str, schema_number: int) -> Path:

@@ -16,6 +16,7 @@ from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
 from memoranda.ledger.events import Value
 from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.restoring import Asked
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
@@ -44,7 +45,7 @@ def elsewhere(tmp_path: Path) -> dict[str, Path]:
 @pytest.fixture
 def restored(world) -> Callable[..., RestoreReport | Refused]:
     def run(where: dict[str, Path], source: Path, **more: object) -> RestoreReport | Refused:
-        return restore(load_settings(space=SPACE, **where), world.stamps, source, **more)
+        return restore(load_settings(space=SPACE, **where), world.stamps, source, Asked(**more))
 
     return run
 
@@ -525,6 +526,63 @@ def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_
         shapes = [(e.header.TOPIC, e.body(Value)) for e in store.page(0, 100)]
     (before,) = [body for topic, body in shapes if topic == "ledger.restored/1"]
     assert before.position == report.position + 3
+
+
+def test_a_bundle_that_was_away_comes_back_with_the_code_and_this_machines_journal(
+    opened, folder, away, tmp_path, restored
+):
+    memory = opened()
+    code, made = memory.recovery_code, memory.remember(FACT)
+    memory.remember(OTHER)
+    memory.backup(away)
+    away.rename(tmp_path / "in a drawer")
+    memory.forget(made.record_id, 1)
+    memory.close()
+    shutil.rmtree(folder["data"])
+
+    assert restored(folder, tmp_path / "in a drawer").field == "recovery"
+    report = restored(folder, tmp_path / "in a drawer", code=code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    nothing_is_left(opened(), made.record_id)
+
+
+def test_an_older_copy_is_restored_when_it_is_asked_for(memory, away, elsewhere, restored, world):
+    memory.remember(OTHER)
+    first = memory.backup(away).copy_made.position
+    memory.remember(FACT)
+    memory.backup(away)
+    log_of(away).write_bytes(b"damaged")
+    code = memory.recovery_code
+
+    assert restored(elsewhere, away, code=code).field == "backup"
+    assert restored(elsewhere, away, code=code, position=first - 1).field == "backup"
+    assert restored(elsewhere, away, code=code, position=first + 1).position == first
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert facts(back) == [OTHER]
+
+
+def test_a_folder_that_holds_another_ledgers_bundle_by_now_is_left_alone(
+    memory, away, elsewhere, world
+):
+    memory.backup(away)
+    shutil.rmtree(away)
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as other:
+        other.backup(away)
+    kept = contents(away)
+
+    memory.rotate_keys()
+
+    assert contents(away) == kept
+
+
+def test_a_backup_writes_the_anchor(memory, away, folder):
+    memory.remember(FACT)
+
+    made = memory.backup(away)
+
+    anchor = json.loads((folder["state"] / SPACE / "anchor").read_text())
+    assert anchor["position"] == made.copy_made.position
 
 
 def test_a_ledger_that_goes_further_is_not_replaced_unless_forced(opened, folder, away, restored):

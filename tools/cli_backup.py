@@ -102,6 +102,10 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="Over a ledger that goes further, or with findings.")
     ] = False,
+    position: Annotated[
+        int | None,
+        typer.Option("--to", metavar="POSITION", min=1, help="From the newest copy up to there."),
+    ] = None,
     _json: Json = False,
 ) -> Answer | Refused:
     """Bring the ledger back from a backup; on an empty machine with --recovery.
@@ -109,11 +113,12 @@ def restore(
     What was forgotten since the copy is forgotten again before anything is served. Repeating it
     after an interruption is harmless.
     """
-    from memoranda.tools.restore import restore as restored  # noqa: PLC0415  # not for --help
+    from memoranda.ledger.restoring import Asked  # noqa: PLC0415  # not for --help
+    from memoranda.tools.restore import restore as restored  # noqa: PLC0415
 
     run = run_of(context)
-    code = _code() if recovery else None
-    report = restored(run.settings(), run.stamps, folder, code=code, force=force)
+    asked = Asked(_code() if recovery else None, force, position)
+    report = restored(run.settings(), run.stamps, folder, asked)
     if isinstance(report, Refused):
         return report
     fields = {"restored": report.model_dump(mode="json")}

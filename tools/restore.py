@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from memoranda.ledger.errors import Refused
-from memoranda.ledger.restoring import Restored, Restoring
+from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections.audit import Finding
 from memoranda.tools.memory import assemble, place_of
 from memoranda.tools.settings import Settings
+
+PLAINLY = Asked()
 
 
 class RestoreReport(Restored):
@@ -21,17 +23,14 @@ def restore(
     settings: Settings,
     stamps: Stamps,
     folder: Path | str,
-    *,
-    code: str | None = None,
-    force: bool = False,
+    asked: Asked = PLAINLY,
 ) -> RestoreReport | Refused:
     """Brings a space back from a backup folder; repeatable after a crash at any step.
 
-    `code` is the recovery code, for a machine that has no wrapping key of it. Forced, it takes the
-    place of a ledger that goes further, and is served whatever the audit finds.
+    Forced, it is served whatever the audit finds.
     """
     restoring = Restoring(place_of(settings), stamps, settings.host)
-    restored = restoring.begin(Path(folder).expanduser().absolute(), code=code, force=force)
+    restored = restoring.begin(Path(folder).expanduser().absolute(), asked)
     if isinstance(restored, Refused):
         return restored
     with assemble(settings, stamps, create=False, is_restoring=True) as memory:
@@ -40,7 +39,7 @@ def restore(
             # Whatever opened the backup until now opens nothing that is written from here on.
             key_epoch = memory.rotate_keys()
         findings = memory.audit.verify(with_index=True).findings
-    is_served = force or not findings
+    is_served = asked.force or not findings
     if is_served:
         restoring.finish()
     fields = {**dict(restored), "key_epoch": key_epoch}
