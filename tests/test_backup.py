@@ -557,7 +557,7 @@ def test_an_older_copy_is_restored_when_it_is_asked_for(memory, away, elsewhere,
 
     assert restored(elsewhere, away, code=code).field == "backup"
     assert restored(elsewhere, away, code=code, position=first - 1).field == "backup"
-    assert restored(elsewhere, away, code=code, position=first + 1).position == first
+    assert restored(elsewhere, away, code=code, position=first).position == first
     with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
         assert facts(back) == [OTHER]
 

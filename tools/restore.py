@@ -38,7 +38,7 @@ def restore(
         if key_epoch == restored.key_epoch:
             # Whatever opened the backup until now opens nothing that is written from here on.
             key_epoch = memory.rotate_keys()
-        findings = memory.audit.verify(with_index=True).findings
+        findings = memory.audit.verify().findings
     is_served = asked.force or not findings
     if is_served:
         restoring.finish()
