@@ -132,7 +132,7 @@ class Backups:
     def _refusal(self, folder: Path, keep: int | None) -> Refused | None:
         if keep is not None and not 1 <= keep <= KEEP_MAX:
             return Refused(Refusal.INVALID_REQUEST, "keep", f"is 1 to {KEEP_MAX}")
-        target, place = folder.resolve(), self._log.place
+        target, place = (folder / self._log.space).resolve(), self._log.place
         for own in (place.data.resolve(), place.state.resolve()):
             if target.is_relative_to(own):
                 message = "lies inside the ledger's own folders; choose another disk or folder"

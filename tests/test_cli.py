@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -945,6 +946,10 @@ def test_on_a_terminal_the_recovery_code_is_asked_for_and_not_shown(run: Termina
     )  # fmt: skip
     os.close(theirs)
     asked = os.read(ours, 65_536)
+    # What is typed while the echo is on would be thrown away when it goes off.
+    deadline = time.monotonic() + 20
+    while termios.tcgetattr(ours)[3] & termios.ECHO and time.monotonic() < deadline:
+        time.sleep(0.01)
     os.write(ours, f"{code}\n".encode())
     shown = asked + _read_all(ours)
 
