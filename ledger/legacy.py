@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic_core import PydanticCustomError
+
 from memoranda.ledger.commands import (
     PLAIN_NAME,
     REVISION_MAX,
@@ -20,6 +22,7 @@ from memoranda.ledger.commands import (
     RecordId,
     Ref,
     admit,
+    normal_key,
 )
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Json, Value
@@ -32,6 +35,7 @@ from memoranda.ledger.personal import (
     Rejection,
     Source,
     read_record,
+    record_id_of,
     source_refs,
 )
 from memoranda.ledger.sources import first_overlap, parse_ref
@@ -190,6 +194,18 @@ def id_of(value: Json) -> str | None:
     """The record's id verbatim, where it can be one."""
     named = admit(ReadRecord, {"record_id": value.get("id")})
     return None if isinstance(named, Refused) else named.record_id
+
+
+def key_of(fields: Json, record: AnyRecord) -> str | None:
+    """The text of the fact key, which only an export says, where it does name the record."""
+    said = fields.get("key")
+    if not isinstance(said, str) or not isinstance(record, Record):
+        return None
+    try:
+        key = normal_key(said)
+    except PydanticCustomError:
+        return None
+    return key if record_id_of(key) == record.id else None
 
 
 def blocked_by(line: Line) -> list[str]:

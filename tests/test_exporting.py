@@ -83,6 +83,7 @@ def test_an_import_into_an_empty_ledger_brings_every_record_and_every_tombstone(
     assert isinstance(report, MigrationReport)
     assert (report.imported, report.conflicts, report.refused) == (5, 1, {})
     assert facts(elsewhere) == facts(life)
+    assert {it.key for it in elsewhere.records()} == {it.key for it in life.records()}
     assert elsewhere.status().records == life.status().records
     assert elsewhere.audit.verify(with_index=True).findings == ()
 
@@ -173,6 +174,20 @@ def test_a_migrated_block_is_exported_and_blocks_after_the_import(life, file, el
     assert life.export(file).blocked == 1
 
     assert elsewhere.import_file(file).blocked == 1
+
+
+def test_a_key_that_does_not_name_its_record_is_left_behind(memory, file, elsewhere):
+    memory.remember(OTHER, key="drink/tea")
+    memory.export(file)
+    for key in ("drink/coffee", "a\u0000b", 7):
+        said = lines(file)
+        said[1]["key"] = key
+        file.write_text("".join(json.dumps(it) + "\n" for it in said))
+
+        assert elsewhere.import_file(file, dry_run=True).imported == 1
+
+    elsewhere.import_file(file)
+    assert [read.key for read in elsewhere.records()] == [None]
 
 
 def test_the_import_cannot_claim_the_persons_own_hand(memory, file, elsewhere):
