@@ -309,6 +309,9 @@ class CandidatesDelivered(Header):
     BODY: ClassVar[type[Value] | None] = Delivery
 
 
+TermCause = Literal["attached", "reconciled", "restored"]
+
+
 class Attachment(Body):
     """Which host holds the term; `since` is the position at which it took over from another.
 
@@ -321,13 +324,13 @@ class Attachment(Body):
 
 
 class TermTaken(Header):
-    """A host attached, or raised its term to reconcile; older terms append nothing from here."""
+    """A host attached, or raised its term to reconcile or restore; older terms append no more."""
 
     TOPIC: ClassVar[str] = "term.taken/1"
     BODY: ClassVar[type[Value] | None] = Attachment
 
     term: int
-    cause: Literal["attached", "reconciled"]
+    cause: TermCause
 
 
 class ReconcileBody(NamedBody):
@@ -341,6 +344,25 @@ class ReconcileRecorded(Header):
 
     TOPIC: ClassVar[str] = "reconcile.recorded/1"
     BODY: ClassVar[type[Value] | None] = ReconcileBody
+
+
+class RestoredFrom(Body):
+    """How far the log had been before, as the anchor said: what lay behind the copy is gone."""
+
+    position: int
+    chain: str
+    key_epoch: int
+    recorded_at: int
+
+
+class LedgerRestored(Header):
+    """The log was restored from a copy that ended at `position`, under a newer term."""
+
+    TOPIC: ClassVar[str] = "ledger.restored/1"
+    BODY: ClassVar[type[Value] | None] = RestoredFrom
+
+    position: int
+    term: int
 
 
 class SpaceCreated(Header):

@@ -22,6 +22,7 @@ from memoranda.ledger.receipts import ForgetReceipt, Receipt
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import Stamps, microseconds, moment_of, time_text
+from memoranda.ledger.witness import Copies
 
 FORGETS = Selector(FORGET_TAG, (RecordCommitted, MessageForgotten, OperationAborted), newest=False)
 COMPLETIONS = Selector(FORGET_TAG, (ForgetCompleted,))
@@ -89,7 +90,7 @@ class Forgetting:
     def _remove(self, pending: Sequence[Event]) -> None:
         """The journal first: what it names can be removed again from any older copy."""
         self._stamps.step("forget:appended")
-        self._log.journal.add(event.row for event in pending if _rotates([event]))
+        self._log.journal.add(event.row for event in pending)
         self._stamps.step("forget:journalled")
         self._log.remove_keys(tuple(key_id for event in pending for key_id in _keys(event)))
         self._stamps.step("forget:keys-removed")
@@ -116,6 +117,9 @@ class Forgetting:
             erased = next(covering, None)
             tombstone = store.at(receipt.position)
             copies = tuple(_copies(store, tombstone)) if tombstone else ()
+            # What is not erased yet lies under the present wrapping key, in every bundle.
+            needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
+            copies += tuple(_outside(self._log.copies.read(), needed, receipt.position))
         pending = self._reasons or ("another process is at it",)
         return ForgetReceipt(
             **dict(receipt),
@@ -163,6 +167,21 @@ def _copies(store: SealedStore, tombstone: Event) -> Iterator[str]:
         seen.look(store, [message_guard(address)])
         if captured_at(seen, address):
             yield f"the captured message {address}"
+
+
+def _outside(copies: Copies, needed: int, position: int) -> Iterator[str]:
+    """The copies elsewhere that still read what was forgotten at a position."""
+    for it in copies.backups:
+        if it.key_epoch < needed:
+            yield f"the backup in {it.path}: its key bundle with the recovery code still reads it"
+    for file in copies.exports:
+        if file.position < position:
+            yield f"the export {file.path}, if the record was in it"
+
+
+def _key_epoch(completed: Event) -> int | None:
+    assert isinstance(completed.header, ForgetCompleted), "the selector asks for one shape"
+    return completed.header.key_epoch
 
 
 def _keys(event: Event) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import hmac
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -40,6 +40,10 @@ BATCH = 64
 OPEN_KEYS_MAX = 4096
 """Opened keys held at once, so that reading a whole log does not hold all of them."""
 
+KeyRow = tuple[str, int, bytes]
+"""Key id, key epoch and the wrapped key, as `keys` holds them."""
+
+_BUNDLES = "bundles/v1"
 _SECRET_ROW = "secret"  # noqa: S105  # the row's name, not a password
 _RECOVERY_ROW = "recovery"
 _RECOVERY_CODE_BYTES = 20
@@ -114,6 +118,17 @@ class Keyring:
     def data_set(self) -> str:
         """Names the space's data, for who must tell it from another's; it opens nothing."""
         return derive(self._secret(_SECRET_ROW), "data-set/v1").hex()
+
+    @property
+    def bundle_key(self) -> bytes:
+        """Authenticates the key bundles of backups."""
+        return derive(self._secret(_SECRET_ROW), _BUNDLES)
+
+    # -- copies of the whole -----------------------------------------------------------------
+
+    def rows(self) -> list[KeyRow]:
+        """Every row as it is stored: a key is in it only under its wrapping key."""
+        return self._connection.execute("SELECT key_id, key_epoch, wrapped FROM keys").fetchall()
 
     # -- data keys --------------------------------------------------------------------------
 
@@ -338,7 +353,7 @@ class Keyring:
         return self._wrapping_keys[key_epoch]
 
     def _bound(self, key_id: str, key_epoch: int) -> bytes:
-        return b"key/v1" + framed(self._space.encode(), pack(">I", key_epoch), key_id.encode())
+        return _bound(self._space, key_id, key_epoch)
 
     def _new_key_id(self) -> str:
         return base64.urlsafe_b64encode(self._stamps.entropy(NONCE_BYTES)).decode()
@@ -346,13 +361,17 @@ class Keyring:
 
 def remove_every_key(path: Path) -> None:
     """Removes all keys of a file, the space secret too: what they opened opens never again."""
-    connection = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
-    try:
+    install_rows(path, (), keeps=False)
+
+
+def install_rows(path: Path, rows: Iterable[KeyRow], *, keeps: bool) -> None:
+    """Puts rows of a key bundle into a key file, in place of the others unless it keeps them."""
+    with closing(connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as connection:
         with transaction(connection):
-            connection.execute("DELETE FROM keys")
+            if not keeps:
+                connection.execute("DELETE FROM keys")
+            connection.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", rows)
         truncate_wal(connection)
-    finally:
-        connection.close()
 
 
 def open_recovery_copy(copy: bytes, code: str, space: str) -> tuple[int, bytes]:
@@ -361,8 +380,21 @@ def open_recovery_copy(copy: bytes, code: str, space: str) -> tuple[int, bytes]:
     if raw is None:
         raise IntegrityFault("this is no recovery code: a character was mistyped")
     key_epoch = int.from_bytes(copy[:4])
-    bound = b"key/v1" + framed(space.encode(), pack(">I", key_epoch), _RECOVERY_ROW.encode())
+    bound = _bound(space, _RECOVERY_ROW, key_epoch)
     return key_epoch, unwrap(derive(raw, "recovery/v1"), copy[4:], bound)
+
+
+def bundle_key_in(rows: Iterable[KeyRow], wrapping_key: bytes, space: str) -> bytes:
+    """The key that authenticates these rows' bundle; raises IntegrityFault unless they open."""
+    for key_id, key_epoch, wrapped in rows:
+        if key_id == _SECRET_ROW:
+            secret = unwrap(wrapping_key, wrapped, _bound(space, key_id, key_epoch))
+            return derive(secret, _BUNDLES)
+    raise IntegrityFault("the rows hold no space secret")
+
+
+def _bound(space: str, key_id: str, key_epoch: int) -> bytes:
+    return b"key/v1" + framed(space.encode(), pack(">I", key_epoch), key_id.encode())
 
 
 def _check_characters(raw: bytes) -> str:

@@ -12,8 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic_core import PydanticCustomError
+
 from memoranda.ledger.asking import ReadRecord
-from memoranda.ledger.commands import PLAIN_NAME, REVISION_MAX, Reason, RecordId, Ref, admit
+from memoranda.ledger.commands import (
+    PLAIN_NAME,
+    REVISION_MAX,
+    Reason,
+    RecordId,
+    Ref,
+    admit,
+    normal_key,
+)
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Json, Value
 from memoranda.ledger.personal import (
@@ -25,12 +35,16 @@ from memoranda.ledger.personal import (
     Rejection,
     Source,
     read_record,
+    record_id_of,
     source_refs,
 )
 from memoranda.ledger.sources import first_overlap, parse_ref
 from memoranda.ledger.stamps import parse_time, time_text
 
 FORMAT = "personal-records/1"
+EXPORT_FORMAT = "memoranda-export/1"
+"""A file that `memoranda export` wrote: it has one owner, so there is no move to declare."""
+
 STORAGE, OLD_OWNER, NEW_OWNER = "personal.records", "memory", "personal"
 KINDS = frozenset({"record", "conflict", "forgotten_source"})
 
@@ -155,10 +169,13 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 def _check_store(fields: Json, space: str) -> None:
     """The first line says whose store it is, and that both packages know of the move."""
-    if fields.get("kind") != "store" or fields.get("format") != FORMAT:
-        raise broken("line 1", f"does not say that this is a store of the format {FORMAT}")
+    if fields.get("kind") != "store" or fields.get("format") not in {FORMAT, EXPORT_FORMAT}:
+        message = f"does not say that this is a store of the format {FORMAT} or {EXPORT_FORMAT}"
+        raise broken("line 1", message)
     if fields.get("user_space_id") != space:
         raise broken("user_space_id", "is another space")
+    if fields["format"] == EXPORT_FORMAT:
+        return
     declared = fields.get("ownership")
     ownership = declared if isinstance(declared, list) else []
     for package, move, other in (
@@ -177,6 +194,18 @@ def id_of(value: Json) -> str | None:
     """The record's id verbatim, where it can be one."""
     named = admit(ReadRecord, {"record_id": value.get("id")})
     return None if isinstance(named, Refused) else named.record_id
+
+
+def key_of(fields: Json, record: AnyRecord) -> str | None:
+    """The text of the fact key, which only an export says, where it does name the record."""
+    said = fields.get("key")
+    if not isinstance(said, str) or not isinstance(record, Record):
+        return None
+    try:
+        key = normal_key(said)
+    except PydanticCustomError:
+        return None
+    return key if record_id_of(key) == record.id else None
 
 
 def blocked_by(line: Line) -> list[str]:

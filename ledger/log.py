@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
@@ -18,7 +19,7 @@ from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
-from memoranda.ledger.witness import AnchorFile, Journal
+from memoranda.ledger.witness import Anchor, Destination, witnesses
 
 NORMALIZATION = 1
 """The version of the fact key's normal form (PM 1.3)."""
@@ -57,19 +58,18 @@ class Log:
         unlocking: Unlocking = Unlocking(),  # noqa: B008  # frozen
     ) -> None:
         self.space = place.space
+        self.place = place
         self.host = host
         self._term: int | None = None
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
-        self._place = place
-        self._anchor = AnchorFile(place.state / "anchor")
-        self.journal = Journal(place.state / "forgotten")
+        self._anchor, self.journal, self.copies = witnesses(place.state)
         self._seen: tuple[int, int] | None = None
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
         self._vault.unlock()  # before the lock, since a passphrase takes its time
-        _make_folder(place.data)
+        make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
             self._recorder = SQLiteRecorder(
@@ -88,6 +88,7 @@ class Log:
             self._refuse_rollback()
             self._attach()
             self._settle_keys()
+            self.rewrite_bundles()
             opened.pop_all()
 
     def close(self) -> None:
@@ -182,6 +183,7 @@ class Log:
             self._keyring.begin_epoch(self._keyring.key_epoch + 1, keeping)
             self._settle_keys()
             self._write_anchor(by=1)
+            self.rewrite_bundles()
             return self._keyring.key_epoch
 
     def set_passphrase(self, passphrase: str | None) -> int:
@@ -203,11 +205,50 @@ class Log:
         with self._lock.held():
             with self.deciding():
                 pass  # a fenced host changes nothing
-            return self._keyring.new_recovery_code()
+            # First: a bundle that the old code opens must not pass for a present one.
+            self.copies.disown_bundles()
+            code = self._keyring.new_recovery_code()
+            self.rewrite_bundles()
+            return code
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the recovery code in force."""
         return self._keyring.is_recovery_code(code)
+
+    # -- copies -----------------------------------------------------------------------------
+
+    def copy_to(self, path: Path) -> None:
+        """Writes the log as it is now into a new file; writers wait meanwhile."""
+        self._recorder.copy_to(path)
+
+    def anchor(self) -> Anchor | None:
+        """How far the log was when the state folder last noted it."""
+        return self._anchor.read()
+
+    def write_bundle(self, destination: Destination) -> None:
+        """Writes the key bundle of a destination, durably, and notes its key epoch."""
+        with self._lock.held():
+            folder = Path(destination.path) / self.space
+            self._write_anchor(by=1)
+            self._stamps.step("bundle:due")
+            write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
+            self._stamps.step("bundle:written")
+            key_epoch = self._keyring.key_epoch
+            self.copies.put(destination.model_copy(update={"key_epoch": key_epoch}))
+
+    def rewrite_bundles(self) -> None:
+        """Rewrites every key bundle of an older key epoch, where its destination is there.
+
+        The others stay listed: an old bundle and the code still read what was forgotten since.
+        """
+        key_epoch = self._keyring.key_epoch
+        for destination in self.copies.read().backups:
+            folder = Path(destination.path) / self.space
+            if destination.key_epoch == key_epoch or not folder.is_dir():
+                continue
+            with suppress(OSError):
+                if not is_anothers(folder, self.data_set):
+                    self.write_bundle(destination)
 
     def drop_opened_keys(self) -> None:
         """Forgets every opened key, so that the next read sees what the key file holds."""
@@ -231,7 +272,7 @@ class Log:
             self._stamps.step("space:forgotten")
             self._recorder.truncate()
             self._keyring.close()
-            end_keys(self._place, self._vault, self._stamps)
+            end_keys(self.place, self._vault, self._stamps)
             self.is_closed = True
             self._recorder.close()
             return keys
@@ -259,6 +300,9 @@ class Log:
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or to begin, before anything is put there."""
+        if place.mark.exists() and not place.is_restoring:
+            message = "a restore has not ended; run `memoranda restore` again"
+            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
         log_file = place.data / "ledger.db"
         is_missing = not log_file.exists() or log_file.stat().st_size == 0
         if is_missing and not create:
@@ -269,7 +313,7 @@ class Log:
 
     def _refuse_rollback(self) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""
-        anchor = self._anchor.read()
+        anchor = None if self.place.is_restoring else self._anchor.read()
         if anchor is None or anchor.position == 0:
             return
         with self.reading() as store:
@@ -287,7 +331,7 @@ class Log:
         # What was decided is durable without it; the next one comes soon enough.
         with suppress(OSError, StorageFault), self._recorder.reading() as snapshot:
             if self._anchor.is_behind(snapshot.head, by):
-                self._anchor.write(snapshot.head)
+                self._anchor.write(Anchor.of(snapshot.head))
 
     def _attach(self) -> None:
         """Joins the term that this host holds, or takes a newer one."""
@@ -313,7 +357,7 @@ class Log:
     def _open_keys(self, place: Place, *, is_new: bool) -> Keyring:
         path = place.data / "keys.db"
         if is_new:
-            _make_folder(place.state)
+            make_folder(place.state)
             self._vault.create_first(FIRST_KEY_EPOCH)
         elif not path.exists():
             message = "the key file is missing; restore it before the ledger can be read"
@@ -324,7 +368,7 @@ class Log:
 
     def _refuse_lost_log(self, place: Place) -> None:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
-        if AnchorFile(place.state / "anchor").read() is not None:
+        if self._anchor.read() is not None:
             raise RefusedError(_lost_log())
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return
@@ -368,7 +412,8 @@ def _lost_log() -> Refused:
     return Refused(Refusal.SPACE_UNKNOWN, "data", message)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Makes a folder for the owner alone, durably; raises RefusedError where it cannot be."""
     if folder.is_dir():
         return
     try:

@@ -16,6 +16,13 @@ class Place:
     space: str
     data: Path
     state: Path
+    is_restoring: bool = False
+    """Whether a restore opens it, before it may be served."""
+
+    @property
+    def mark(self) -> Path:
+        """Stands while a restore has not ended: it holds the anchor of before."""
+        return self.state / "restoring"
 
     @classmethod
     def of(cls, space: str, data: Path, state: Path) -> "Place":

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from struct import pack
-from typing import Literal
 
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault
-from memoranda.ledger.events import Attachment, Header, TermTaken, Value
+from memoranda.ledger.events import Attachment, Header, TermCause, TermTaken, Value
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
@@ -171,6 +170,10 @@ class DecidingStore(SealedStore):
         """Removes all bodies, with the append of this transaction."""
         self._transaction.erase_every_body()
 
+    def bodies_under(self, key_id: str) -> list[Row]:
+        """The events whose bodies lie under a key."""
+        return self._transaction.bodies_under(key_id)
+
     def leave_key(self, key_id: str) -> None:
         """Moves what still lies under a key that several bodies share to a fresh one."""
         rows = self._transaction.bodies_under(key_id)
@@ -189,7 +192,7 @@ class DecidingStore(SealedStore):
         """Names the key epoch in force, for every reader to compare."""
         self._transaction.set_key_epoch(key_epoch)
 
-    def take_term(self, cause: Literal["attached", "reconciled"], holder: Attachment) -> None:
+    def take_term(self, cause: TermCause, holder: Attachment) -> None:
         """Raises the term for a host; whoever holds an older one appends nothing from here."""
         term, body = self.head.term + 1, holder
         self.append(Draft(TermTaken(term=term, cause=cause), body, (TERM.tag,)))

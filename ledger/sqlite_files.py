@@ -19,6 +19,9 @@ BUSY_TIMEOUT_MS = 5000
 CHECKPOINT_BYTES = 4 * 1024 * 1024
 """How large a write-ahead log may grow before it is moved into its file."""
 
+UPGRADES: dict[tuple[str, int], str] = {}
+"""The script that brings a file, by its name and schema number, to the next number."""
+
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 
@@ -39,6 +42,8 @@ def connect(
 ) -> sqlite3.Connection:
     """The one writing connection of a file; creates the file and its tables when it is new.
 
+    An older schema is upgraded, once the file was copied beside itself as it was.
+
     A disposable file is flushed at checkpoints only: a power cut may take its last writes.
     Raises RefusedError when the file is another program's, a newer version's or not writable.
     """
@@ -48,6 +53,7 @@ def connect(
             if connection.execute("PRAGMA schema_version").fetchone()[0] == 0:
                 _create(connection, path, schema, schema_number)
             _check_identity(connection, path, schema_number)
+            _upgrade(connection, path, schema_number)
             _set_pragmas(connection, synchronous=1 if is_disposable else 2)
         except BaseException:
             connection.close()
@@ -67,6 +73,20 @@ def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
         try:
             _check_identity(connection, path, schema_number)
             _set_pragmas(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
+    """Reads a file at rest, with nothing put beside it; refusals as in `connect`."""
+    with _opening(path):
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA trusted_schema=OFF")
+            _check_identity(connection, path, schema_number)
         except BaseException:
             connection.close()
             raise
@@ -210,6 +230,27 @@ def _create(connection: sqlite3.Connection, path: Path, schema: str, schema_numb
     connection.executescript(
         f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID};"
         f" PRAGMA user_version={schema_number}; {schema} COMMIT;"
+    )
+
+
+def _upgrade(connection: sqlite3.Connection, path: Path, schema_number: int) -> None:
+    """Step by step in one transaction; the copy from before stays until the person removes it."""
+    old = connection.execute("PRAGMA user_version").fetchone()[0]
+    if old == schema_number:
+        return
+    steps = [UPGRADES.get((path.name, number)) for number in range(old, schema_number)]
+    if None in steps:
+        raise StorageFault(f"{path.name} has an older schema that this version cannot upgrade")
+    connection.execute("PRAGMA secure_delete=ON")
+    copy = path.with_name(f"{path.name}.schema-{old}")
+    # One that is there already was cut short by a crash: the file itself is still as it was.
+    copy.unlink(missing_ok=True)
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    connection.execute("VACUUM INTO ?", (str(copy),))
+    with copy.open("rb") as file:
+        os.fsync(file.fileno())
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {' '.join(map(str, steps))} PRAGMA user_version={schema_number}; COMMIT;"
     )
 
 

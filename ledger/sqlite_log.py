@@ -331,6 +331,15 @@ class SQLiteRecorder(Recorder):
                 if self._wal.stat().st_size > CHECKPOINT_BYTES:
                     self.truncate()
 
+    def copy_to(self, path: Path) -> None:
+        """Writes the log as it is now into a new file, without what removed rows left behind."""
+        with self._lock.held():
+            self._refuse_after_a_fault()
+            try:
+                self._writer.execute("VACUUM INTO ?", (str(path),))
+            except sqlite3.Error as error:
+                raise StorageFault("the copy of the log could not be written") from error
+
     @contextmanager
     def reading(self) -> Iterator[SQLiteSnapshot]:
         """One snapshot; short, since it holds back the truncation of the write-ahead log."""

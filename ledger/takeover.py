@@ -47,6 +47,7 @@ from memoranda.ledger.legacy import (
     SourceMark,
     blocked_by,
     id_of,
+    key_of,
     known,
     record_of,
 )
@@ -235,7 +236,11 @@ class Takeover:
         record = record_of(value, self.store.space, self.unknown)
         if isinstance(record, Record):
             record = self._screened(record)
-        return record if isinstance(record, Refused) else self._taken(record)
+        if isinstance(record, Refused):
+            return record
+        key = key_of(fields, record)
+        is_secret = key is not None and isinstance(screen({"key": key}, "refuse"), Refused)
+        return self._taken(record, None if is_secret else key)
 
     def _standing(self, record_id: str) -> Status | None:
         """A record's status as this migration took it over, or on the log."""
@@ -271,7 +276,7 @@ class Takeover:
         assert not isinstance(redacted, Tombstone), "a live record stays one"
         return redacted
 
-    def _taken(self, record: AnyRecord) -> Draft | Refused:
+    def _taken(self, record: AnyRecord, key: str | None) -> Draft | Refused:
         operation_id = _operation_id(record.id)
         if self.store.select(operation_selector(operation_id)):
             return Refused(Refusal.OPERATION_CONFLICT, "value.id")
@@ -285,7 +290,15 @@ class Takeover:
                 return Refused(Refusal.SOURCE_FORGOTTEN, f"value.sources.{place}")
         self._note_overlap(record, claimed)
         self.imported[record.id] = record.status
-        return self._record_draft(record, operation_id, {subject(ref) for ref in moved})
+        body = RecordBody(
+            operation_id=operation_id,
+            actor=self.actor,
+            command=COMMAND,
+            key=key,
+            expected=None,
+            value=record.model_dump(mode="json"),
+        )
+        return self._record_draft(record, body, {subject(ref) for ref in moved})
 
     def _is_held(self, record_id: str) -> bool:
         """Whether an operation without an end holds the record."""
@@ -294,7 +307,7 @@ class Takeover:
             return newest.position == holder.position
         return False
 
-    def _record_draft(self, record: AnyRecord, operation_id: str, moved: set[str]) -> Draft:
+    def _record_draft(self, record: AnyRecord, body: RecordBody, moved: set[str]) -> Draft:
         header = RecordCommitted(
             family="personal",
             outcome="committed",
@@ -304,16 +317,8 @@ class Takeover:
             term=self.store.head.term,
             is_migrated=True,
         )
-        body = RecordBody(
-            operation_id=operation_id,
-            actor=self.actor,
-            command=COMMAND,
-            key=None,
-            expected=None,
-            value=record.model_dump(mode="json"),
-        )
         tags = (
-            Tag("personal:op", operation_id),
+            Tag("personal:op", body.operation_id),
             Tag("personal:rec", record.id),
             *(Tag("personal:src", name) for name in sorted(moved)),
         )

@@ -1,17 +1,21 @@
 """What lies outside every backup of the log: the anchor of its tip, the journal of what it erased.
 
-They tell a log that was rolled back or forked, and what a restored one must forget again.
+They tell a log that was rolled back or forked, and what a restored one must forget again; beside
+them stand the copies that were made, and the mark of a restore that has not ended.
 """
 
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
 
 from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.events import Value
 from memoranda.ledger.slots import sync_folder
 
 
@@ -21,6 +25,22 @@ class Anchor(NamedTuple):
     position: int
     chain: bytes
     key_epoch: int
+    recorded_at: int = 0
+
+    @classmethod
+    def of(cls, head: Head) -> "Anchor":
+        """The anchor of a log that is there."""
+        return cls(head.position, head.chain, head.key_epoch, head.recorded_at)
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> "Anchor":
+        """The anchor as `wire` wrote it; raises KeyError, TypeError or ValueError for another."""
+        chain = bytes.fromhex(said["chain"])
+        return cls(said["position"], chain, said["key_epoch"], said.get("recorded_at", 0))
+
+    def wire(self) -> dict[str, object]:
+        """The anchor as it is stored."""
+        return {**self._asdict(), "chain": self.chain.hex()}
 
     def stands_on(self, head: Head, chain_there: bytes | None) -> bool:
         """Whether a log with this head, and this chain at that position, goes on from it."""
@@ -37,8 +57,7 @@ class AnchorFile:
     def read(self) -> Anchor | None:
         """The anchor; None where none was written yet. Raises IntegrityFault for a damaged one."""
         try:
-            said = json.loads(self._path.read_text())
-            anchor = Anchor(said["position"], bytes.fromhex(said["chain"]), said["key_epoch"])
+            anchor = Anchor.read(json.loads(self._path.read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -51,18 +70,17 @@ class AnchorFile:
         written = self._written.position if self._written else 0
         return head.position - written >= by
 
-    def write(self, head: Head) -> None:
+    def write(self, anchor: Anchor) -> None:
         """Says where the log is now, durably."""
-        anchor = Anchor(head.position, head.chain, head.key_epoch)
         if anchor == self._written:
             return
-        said = {
-            "position": anchor.position,
-            "chain": anchor.chain.hex(),
-            "key_epoch": anchor.key_epoch,
-        }
-        _replace(self._path, json.dumps(said).encode())
+        replace_file(self._path, json.dumps(anchor.wire()).encode())
         self._written = anchor
+
+    def remove(self) -> None:
+        """Takes the anchor away, durably; a missing one is fine."""
+        self._path.unlink(missing_ok=True)
+        sync_folder(self._path.parent)
 
 
 class Journal:
@@ -73,7 +91,7 @@ class Journal:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Adds rows durably, before their keys are removed."""
-        lines = b"".join(_line(row) for row in rows)
+        lines = journal_bytes(rows)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # A line that a crash cut short must not swallow this one.
@@ -84,13 +102,11 @@ class Journal:
         sync_folder(self._path.parent)
 
     def read(self) -> list[Row]:
-        """Every row once, in the order of the log; a line that a crash cut short is left out."""
+        """Every row once, in the order of the forgets; a line that was cut short is left out."""
         try:
-            lines = self._path.read_bytes().split(b"\n")
+            return journal_rows(self._path.read_bytes())
         except FileNotFoundError:
             return []
-        rows = {row.position: row for line in lines if (row := _row(line)) is not None}
-        return [rows[position] for position in sorted(rows)]
 
     def _is_cut(self) -> bool:
         try:
@@ -102,6 +118,83 @@ class Journal:
                 return file.read(1) != b"\n"
         except FileNotFoundError:
             return False
+
+
+class Destination(Value):
+    """A folder that backups go to: how many logs it keeps, and the key epoch of its key bundle.
+
+    Key epoch 0 is that of no bundle, or of one that another recovery code opens.
+    """
+
+    path: str
+    keep: int
+    key_epoch: int = 0
+
+
+class ExportedFile(Value):
+    """A readable copy that was made of the log up to a position."""
+
+    path: str
+    position: int
+
+
+class Copies(Value):
+    """Every copy that was made where the ledger cannot reach it by itself."""
+
+    backups: tuple[Destination, ...] = ()
+    exports: tuple[ExportedFile, ...] = ()
+
+
+class CopyList:
+    """The list of copies, in the state folder: a forget says which of them it did not reach."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Copies:
+        """The copies known; raises IntegrityFault for a damaged list."""
+        try:
+            return Copies.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return Copies()
+        except ValidationError as error:
+            raise IntegrityFault("the list of copies in the state folder is damaged") from error
+
+    def put(self, destination: Destination) -> None:
+        """Adds a destination, or replaces what is known of it; under the space lock."""
+        known = self.read()
+        kept = [it for it in known.backups if it.path != destination.path]
+        self._write(known.model_copy(update={"backups": (*kept, destination)}))
+
+    def put_export(self, file: ExportedFile) -> None:
+        """Adds an export; under the space lock."""
+        known = self.read()
+        kept = [it for it in known.exports if it.path != file.path]
+        self._write(known.model_copy(update={"exports": (*kept, file)}))
+
+    def disown_bundles(self) -> None:
+        """Counts every key bundle as an old one: another recovery code is in force."""
+        for destination in self.read().backups:
+            self.put(destination.model_copy(update={"key_epoch": 0}))
+
+    def _write(self, copies: Copies) -> None:
+        replace_file(self._path, copies.model_dump_json().encode())
+
+
+def witnesses(state: Path) -> tuple[AnchorFile, Journal, CopyList]:
+    """What a space's state folder holds beside the wrapping keys."""
+    return AnchorFile(state / "anchor"), Journal(state / "forgotten"), CopyList(state / "copies")
+
+
+def journal_bytes(rows: Iterable[Row]) -> bytes:
+    """Journal rows as they are stored, one line each."""
+    return b"".join(_line(row) for row in rows)
+
+
+def journal_rows(stored: bytes) -> list[Row]:
+    """The rows again, each once, in their order."""
+    rows = (row for line in stored.split(b"\n") if (row := _row(line)) is not None)
+    return list({(row.position, row.chain): row for row in rows}.values())
 
 
 def _line(row: Row) -> bytes:
@@ -136,7 +229,8 @@ def _write_all(descriptor: int, content: bytes) -> None:
         content = content[os.write(descriptor, content) :]
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Puts a whole new file in place of the old one, durably, for the owner alone."""
     beside = path.with_name(path.name + ".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

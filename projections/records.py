@@ -100,8 +100,11 @@ CREATE TABLE open_operations (operation TEXT PRIMARY KEY, position INTEGER NOT N
         name = operation.blind if operation else None
         if isinstance(header, OperationPrepared):
             connection.execute(_OPEN, (name, event.position))
-        elif isinstance(header, OperationAborted | RecordCommitted) and header.intent:
-            connection.execute("DELETE FROM open_operations WHERE operation = ?", (name,))
+        elif isinstance(header, OperationAborted | RecordCommitted):
+            # A restore's tombstone ends other intents on its record along with its own.
+            ended = [tag for tag in event.row.tags if tag.startswith("op:")]
+            for tag in ended if header.intent or len(ended) > 1 else ():
+                connection.execute("DELETE FROM open_operations WHERE operation = ?", (tag,))
 
 
 _ID_LENGTH = len("mem_") + 64

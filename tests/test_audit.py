@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from memoranda.ledger.authority import ModelSession
+from memoranda.ledger.backups import BackupReport
 from memoranda.ledger.errors import IntegrityFault, MemorandaError, RefusedError
 from memoranda.ledger.shapes import SHAPES
+from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.audit import AuditReport
 from memoranda.projections.falling import Fall
 from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import RestoreReport, restore
+from memoranda.tools.settings import load_settings
 
 SPACE = "us_alice"
 SESSION = "s-main-1"
@@ -171,7 +175,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
     assert memory.remember("one more after the forget").to_revision == 1
     assert len(memory.records(include_inactive=True)) > 4
     assert isinstance(memory.search("kyoto"), tuple)
+    away = tmp_path_factory.mktemp("away")
+    assert isinstance(memory.backup(away), BackupReport)
     memory.close()
+    restored = restore(load_settings(space=SPACE, **place, home=books.folder), Stamps(), away)
+    assert isinstance(restored, RestoreReport)
+    shutil.rmtree(away)
     return books
 
 
@@ -199,7 +208,7 @@ def test_a_log_of_every_kind_of_event_has_no_findings(books):
     ((events,),) = books.ask("SELECT count(*) FROM events")
     ((bodies,),) = books.ask("SELECT count(*) FROM bodies")
     assert (report.events, report.opened, report.erased) == (events, bodies, 4)
-    assert (report.position, report.key_epoch, report.records) == (events, 4, 6)
+    assert (report.position, report.key_epoch, report.records) == (events, 5, 6)
 
 
 def test_an_audit_changes_no_row_of_the_log(books):
@@ -398,7 +407,7 @@ def test_a_head_that_lies_about_the_key_epoch_leaves_a_trace_in_the_log(books, s
     report = books.audit()
 
     assert report.findings
-    assert report.key_epoch == 4
+    assert report.key_epoch == 5
 
 
 # -- keys and views changed -----------------------------------------------------------------------

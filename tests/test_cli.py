@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -704,10 +705,11 @@ def test_every_command_takes_json_and_every_writing_one_an_operation() -> None:
 
     options = dict(_options_by_command(get_command(application())))
 
-    assert len(options) == 34
+    assert len(options) == 40
     assert all("--json" in known for known in options.values())
     assert {name for name, known in options.items() if "--operation" in known} == {
         "remember",
+        "undo",
         *on_records,
     }
     assert {name for name, known in options.items() if "--expect" in known} == on_records
@@ -895,3 +897,132 @@ def _wait_for(is_so: "Callable[[], bool]") -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it did not happen in ten seconds")
+
+
+# -- copies ---------------------------------------------------------------------------------
+
+
+def elsewhere(run: Terminal, name: str = "new") -> Terminal:
+    """The same person on an empty machine."""
+    return Terminal(run.folder / name)
+
+
+def test_a_ledger_is_backed_up_lost_and_restored_with_the_code(run: Terminal) -> None:
+    code = run("init", "--json").answer["recovery_code"]
+    gone, away = run.remembered("Lin likes plums"), str(run.folder / "away")
+    run.remembered("Lin is well")
+    made = run("backup", away, "--keep", "3")
+    assert made.code == 0
+    assert "verified" in made.out
+    assert run("forget", gone).code == 0
+    empty = elsewhere(run)
+
+    assert empty("restore", away, "--json").error["field"] == "recovery"
+    wrong = empty("restore", away, "--recovery", "--json", given="AAAA-BBBB\n")
+    assert wrong.error["field"] == "recovery"
+    assert "AAAA" not in wrong.out + wrong.err
+    said = empty("restore", away, "--recovery", given=f"{code}\n")
+
+    assert said.code == 0, said
+    assert "Forgotten again, since the copy was made: 1." in said.out
+    assert "Gone: at least" in said.out
+    assert "Lin is well" in empty("list").out
+    assert empty("search", "plums", "--json").answer["found"] == []
+    again = empty("restore", away, "--json")
+    assert again.error["field"] == "force"
+    forced = empty("restore", away, "--force", "--json").answer["restored"]
+    assert (forced["forgotten_again"], forced["is_served"]) == (1, True)
+
+
+def test_on_a_terminal_the_recovery_code_is_asked_for_and_not_shown(run: Terminal) -> None:
+    code = run("init", "--json").answer["recovery_code"]
+    run("backup", str(run.folder / "away"))
+    empty = elsewhere(run)
+    ours, theirs = pty.openpty()
+
+    process = empty.start(
+        "restore", str(run.folder / "away"), "--recovery", stdin=theirs, stdout=theirs,
+        stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    asked = os.read(ours, 65_536)
+    # What is typed while the echo is on would be thrown away when it goes off.
+    deadline = time.monotonic() + 20
+    while termios.tcgetattr(ours)[3] & termios.ECHO and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.write(ours, f"{code}\n".encode())
+    shown = asked + _read_all(ours)
+
+    assert process.wait() == 0
+    assert b"Recovery code" in shown
+    assert code.encode() not in shown
+
+
+def test_a_restored_log_with_findings_is_not_served_unless_forced(run: Terminal) -> None:
+    code = run("init", "--json").answer["recovery_code"]
+    run.remembered("Lin is well")
+    run("backup", str(run.folder / "away"))
+    (copy,) = (run.folder / "away" / "me").glob("log-*.db")
+    with closing(sqlite3.connect(copy)) as raw:
+        raw.execute("DELETE FROM bodies WHERE position = 2")
+        raw.commit()
+    empty = elsewhere(run)
+
+    said = empty("restore", str(run.folder / "away"), "--recovery", given=f"{code}\n")
+
+    assert said.code == 4
+    assert "not served" in said.err
+    assert "a restore has not ended" in empty("list").err
+    assert empty("restore", str(run.folder / "away"), "--force").code == 4
+    assert empty("list").code == 0
+
+
+def test_a_schedule_is_printed_and_nothing_is_backed_up(run: Terminal) -> None:
+    away = run.folder / "my 50% disk"
+
+    said = run("--space", "me", "backup", str(away), "--keep", "5", "--schedule")
+
+    assert f"17 3 * * *  memoranda --space me backup '{run.folder}/my 50\\% disk'" in said.out
+    assert "50%% disk' --keep 5" in said.out
+    assert "OnCalendar=daily" in said.out
+    assert not away.exists()
+    assert not (run.folder / "data").exists()
+
+
+def test_an_export_is_written_and_imported(run: Terminal) -> None:
+    run.remembered("Lin is well")
+    file = str(run.folder / "export")
+
+    assert "1 accepted" in run("export", file).out
+    assert run("export", file, "--json").error["field"] == "path"
+    assert run("export", file, "--markdown", "--replace").code == 0
+    assert "> Lin is well" in Path(file).read_text()
+    assert run("import", file, "--json").error["code"] == "migration_failed"
+    run("export", file, "--replace")
+
+    assert "already there 1" in run("import", file).out
+    report = elsewhere(run)("import", file, "--json").answer
+    assert (report["imported"], report["suppressed"]) == (1, 0)
+
+
+def test_the_last_command_is_taken_back(run: Terminal) -> None:
+    record_id = run.remembered("Lin is well")
+
+    assert "Taken back:" in run("undo").out
+    assert "Lin is well" not in run("list").out
+    run("forget", record_id)
+    refused = run("undo", "--json").error
+    assert (refused["code"], refused["field"]) == ("invalid_transition", "operation")
+
+
+def test_the_doctor_says_what_is_missing_and_when_all_is_well(run: Terminal) -> None:
+    run.remembered("Lin is well")
+
+    ill = run("doctor")
+    run("backup", str(run.folder / "away"))
+    well = run("doctor", "--json")
+
+    assert ill.code == 4
+    assert "recovery: no key bundle" in ill.out
+    assert well.code == 0
+    assert {check["level"] for check in well.answer["checks"]} <= {"fine", "note"}

@@ -29,6 +29,7 @@ from memoranda.ledger.events import (
     Header,
     IntentBody,
     KeysRotated,
+    LedgerRestored,
     Message,
     MessageCaptured,
     MessageForgotten,
@@ -41,6 +42,7 @@ from memoranda.ledger.events import (
     ReconcileRecorded,
     RecordBody,
     RecordCommitted,
+    RestoredFrom,
     SourceBlocked,
     SpaceCreated,
     SpaceForgotten,
@@ -366,6 +368,14 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
                 command={"name": "migrate"},
                 conflict=CONFLICT.model_copy(update={"other_id": None}),
                 reason="both cannot be true",
+            ),
+        )
+    ],
+    "ledger.restored/1": [
+        (
+            LedgerRestored(position=17, term=5),
+            RestoredFrom(
+                position=23, chain="ab" * 32, key_epoch=2, recorded_at=1_790_000_000_000_000
             ),
         )
     ],

@@ -20,7 +20,9 @@ from memoranda.ledger.errors import (
     RefusedError,
 )
 from memoranda.tools import (
+    cli_backup,
     cli_capture,
+    cli_doctor,
     cli_forget,
     cli_keys,
     cli_migrate,
@@ -190,8 +192,19 @@ _COMMANDS: dict[str, dict[str, Command]] = {
         "reactivate": cli_writes.reactivate,
         "forget": cli_forget.forget,
         "destroy": cli_forget.destroy,
+        "undo": cli_writes.undo,
     },
-    "Recover": {"operations": cli_recovery.operations, "reconcile": cli_recovery.reconcile},
+    "Copies": {
+        "backup": cli_backup.backup,
+        "restore": cli_backup.restore,
+        "export": cli_backup.export,
+        "import": cli_backup.import_file,
+    },
+    "Recover": {
+        "operations": cli_recovery.operations,
+        "reconcile": cli_recovery.reconcile,
+        "doctor": cli_doctor.doctor,
+    },
     "Keys and proof": {"rebuild": cli_recall.rebuild},
 }
 _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {

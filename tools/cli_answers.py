@@ -13,7 +13,8 @@ from typing import TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from memoranda.tools.render import is_unseen, line, visible
+from memoranda.tools.render import line
+from memoranda.tools.unseen import is_unseen, visible
 
 UNBOUNDED_COLUMNS = 20_000
 """The width where nobody looks at a terminal: wider than any fact, so that no line is cut."""

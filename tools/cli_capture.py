@@ -15,7 +15,7 @@ import typer
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_run import Json, Run, run_of
-from memoranda.tools.render import visible
+from memoranda.tools.unseen import visible
 
 if TYPE_CHECKING:
     from memoranda.ledger.capturing import CaptureReceipt

@@ -40,10 +40,11 @@ def migrate(
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
-    return Answer(fields, list(_page(report, dry_run=dry_run)))
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)))
 
 
-def _page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:
+def migration_page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:
+    """What became of the lines, counts first."""
     refused = sum(report.refused.values())
     yield line(
         f"Imported {report.imported}, already there {report.already_there},"

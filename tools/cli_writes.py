@@ -251,6 +251,21 @@ def reactivate(
     return decided(context, Asked(record, expect, operation), verb, "Brought back")
 
 
+def undo(
+    context: typer.Context, *, operation: Operation = None, _json: Json = False
+) -> Answer | Refused:
+    """Take your own last command back, by one that says the opposite; history keeps both.
+
+    A forget cannot be taken back, and neither can a decision about a candidate.
+    """
+    from memoranda.tools.undoing import undo as undone  # noqa: PLC0415  # not for --help
+
+    run = run_of(context)
+    with run.memory() as memory:
+        operation_id = run.operation(operation)
+        return _answer(undone(memory, operation_id=operation_id), "Taken back:")
+
+
 def decided(
     context: typer.Context, asked: Asked, verb: Verb, done: str, look: Look | None = None
 ) -> Answer | Refused:

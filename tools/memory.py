@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.backups import BackupReport, Backups
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.forgetting import Forgetting
@@ -19,9 +21,11 @@ from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
+from memoranda.ledger.takeover import MigrationReport
 from memoranda.ledger.vaults import KeyVault, Passphrase, Unlocking
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.exporting import Export
 from memoranda.projections.falling import Falling
 from memoranda.projections.feed import purge, rebuild
 from memoranda.projections.history import History
@@ -34,6 +38,7 @@ from memoranda.projections.search import Search
 from memoranda.projections.story import Story
 from memoranda.projections.unfinished import Unfinished
 from memoranda.projections.views import View, ViewFile
+from memoranda.tools.exporting import Exporting, ExportReport, Format
 from memoranda.tools.parts import Parts
 from memoranda.tools.passphrases import passphrase_in
 from memoranda.tools.reading import Reading
@@ -117,6 +122,26 @@ class Memory(Writing, Reading):
         parts.views.close()
         return parts.log.forget_space()
 
+    # -- copies -----------------------------------------------------------------------------
+
+    def backup(self, folder: Path | str, *, keep: int | None = None) -> BackupReport | Refused:
+        """A verified copy of the log in a folder elsewhere, and the present key bundle.
+
+        `keep` is how many copies of the log the folder keeps from now on.
+        """
+        return self._parts.backups.make(self.caller, folder, keep)
+
+    def export(
+        self, path: Path | str, *, form: Format = "jsonl", replace: bool = False
+    ) -> ExportReport | Refused:
+        """A readable file of everything that the person may read now; nobody else exports."""
+        exporting = Exporting(self._parts.log, self._parts.export)
+        return exporting.write(self.caller, path, form=form, replace=replace)
+
+    def import_file(self, path: Path | str, *, dry_run: bool = False) -> MigrationReport | Refused:
+        """Takes in what an export holds and the log does not; tombstones win."""
+        return self.migrate(path, dry_run=dry_run)
+
     # -- keys -------------------------------------------------------------------------------
 
     def rotate_keys(self) -> int:
@@ -182,6 +207,11 @@ def open_memory(
     )
 
 
+def place_of(settings: Settings) -> Place:
+    """Where the settings say that the ledger lives."""
+    return Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
+
+
 def assemble(
     settings: Settings,
     stamps: Stamps,
@@ -190,10 +220,11 @@ def assemble(
     ports: Ports = EMBEDDED,
     passphrase: Passphrase = None,
     key_vault: KeyVault | None = None,
+    is_restoring: bool = False,
 ) -> Memory:
     """Puts the parts of one ledger together."""
-    unlocking = _unlocking(settings, passphrase, key_vault)
-    place = Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
+    unlocking = unlocking_of(settings, passphrase, key_vault)
+    place = replace(place_of(settings), is_restoring=is_restoring)
     with ExitStack() as opened:
         log = Log(place, stamps, create=create, host=settings.host, unlocking=unlocking)
         opened.callback(log.close)
@@ -218,6 +249,8 @@ def assemble(
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
+            backups=Backups(log, stamps),
+            export=Export(log, views, stamps),
             history=History(log, stamps),
             evidence=Evidence(log, stamps),
             records=Records(log, views, stamps),
@@ -235,7 +268,10 @@ def assemble(
     return Memory(parts, PersonClient())
 
 
-def _unlocking(settings: Settings, passphrase: Passphrase, key_vault: KeyVault | None) -> Unlocking:
+def unlocking_of(
+    settings: Settings, passphrase: Passphrase, key_vault: KeyVault | None
+) -> Unlocking:
+    """How an opening under these settings gets at the wrapping key."""
     if settings.passphrase_file is not None and not isinstance(passphrase, str):
         passphrase = passphrase_in(settings.passphrase_file.expanduser())
     vaults: tuple[KeyVault, ...] = (SystemKeyring(), *([key_vault] if key_vault else []))

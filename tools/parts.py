@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.backups import Backups
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
@@ -13,6 +14,7 @@ from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
+from memoranda.projections.exporting import Export
 from memoranda.projections.falling import Falling
 from memoranda.projections.history import History
 from memoranda.projections.query import Query
@@ -38,6 +40,8 @@ class Parts:
     falling: Falling
     host: Host
     migration: Migration
+    backups: Backups
+    export: Export
     history: History
     evidence: Evidence
     records: Records

@@ -13,6 +13,7 @@ from memoranda.projections.remnants import Proof
 from memoranda.projections.search import FOUND_DEFAULT, Found
 from memoranda.projections.unfinished import OperationLine
 from memoranda.projections.zones import ZoneName
+from memoranda.tools.doctoring import Check, examined
 from memoranda.tools.parts import Parts, Seat
 
 
@@ -140,6 +141,10 @@ class Reading(Seat):
             records=self._parts.records.counts(),
             unfinished=self._parts.unfinished.count(),
         )
+
+    def doctor(self) -> tuple[Check, ...]:
+        """What could cost the ledger its memories or its secrets."""
+        return examined(self._parts)
 
     @property
     def _fresh(self) -> Parts:

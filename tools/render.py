@@ -1,6 +1,5 @@
 """What a person sees: reads as text and tables that no stored character can disturb."""
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,8 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
+
+from memoranda.tools.unseen import visible
 
 if TYPE_CHECKING:
     # The pages of --help must not wait for the ledger.
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 SHORT_ID, LONG_ID = len("mem_") + 10, len("mem_") + 64
 METER_CELLS = 20
 
-_JOINERS = "\u200c\u200d"
-"""Format characters that belong to words and emoji; every other one is shown as its escape."""
-
 _DEEDS = {
     "propose": "proposed",
     "publish": "published",
@@ -42,24 +40,6 @@ _DEEDS = {
     "forget": "forgotten",
     "migrate": "taken over",
 }
-
-
-def is_unseen(character: str) -> bool:
-    """Whether a terminal would obey the character, or hide it, and not show it."""
-    is_format = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    return is_format and character not in _JOINERS
-
-
-def visible(text: str, *, keep: str = "") -> str:
-    """The text with what a terminal would obey written out, like `\\x1b`; `keep` stays."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character.encode("unicode_escape", "surrogatepass").decode()
-        if is_unseen(character) and character not in keep
-        else character
-        for character in text
-    )
 
 
 def line(text: str, style: str = "") -> Text:

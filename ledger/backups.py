@@ -1,0 +1,232 @@
+"""Backups: a verified copy of the log and the present key bundle, in a folder elsewhere.
+
+Copies of the log may be any number and any age: what was forgotten since is sealed in them under
+keys that are gone. The key bundle is one, and the present one.
+"""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from memoranda.ledger import chain
+from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.entries import Head
+from memoranda.ledger.errors import (
+    IntegrityFault,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
+from memoranda.ledger.events import Value
+from memoranda.ledger.log import Log
+from memoranda.ledger.oplog import say
+from memoranda.ledger.slots import sync_folder
+from memoranda.ledger.sqlite_files import connect_copy
+from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
+from memoranda.ledger.stamps import Stamps, moment_of, time_text
+from memoranda.ledger.witness import Destination, replace_file
+
+KEEP_DEFAULT = 7
+KEEP_MAX = 10_000
+MANIFEST = "manifest.json"
+PAGE = 1000
+
+
+class LogCopy(Value):
+    """One copy of the log: how far it goes, and when its last event was recorded."""
+
+    file: str
+    position: int
+    chain: str
+    key_epoch: int
+    recorded_at: str
+
+
+class Manifest(Value):
+    """What a destination holds of one ledger, the oldest copy first; nothing that was said."""
+
+    format: Literal["memoranda-backup/1"] = "memoranda-backup/1"
+    data_set: str
+    copies: tuple[LogCopy, ...] = ()
+
+
+class BackupReport(Value):
+    """A backup that was made; `pending` are other destinations whose key bundle is an old one."""
+
+    destination: str
+    copy_made: LogCopy
+    kept: int
+    removed: int
+    key_epoch: int
+    pending: tuple[str, ...]
+
+
+class Backups:
+    """Makes backups of one space."""
+
+    def __init__(self, log: Log, stamps: Stamps) -> None:
+        self._log = log
+        self._stamps = stamps
+
+    def make(
+        self, caller: Caller, folder: Path | str, keep: int | None = None
+    ) -> BackupReport | Refused:
+        """Copies the log, verifies the copy, writes the key bundle, drops the oldest copies.
+
+        `keep` is how many copies the destination keeps from now on. Repeating it is harmless.
+        """
+        if not isinstance(caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
+        try:
+            answer = self._made(Path(folder).expanduser().absolute(), keep)
+        except RefusedError as error:
+            answer = error.refused
+        except OSError as error:
+            answer = Refused(Refusal.READ_ONLY, "destination", error.strerror)
+        outcome = "refused" if isinstance(answer, Refused) else "made"
+        say(logging.INFO, "backup", outcome=outcome)
+        return answer
+
+    def _made(self, folder: Path, keep: int | None) -> BackupReport | Refused:
+        if refused := self._refusal(folder, keep):
+            return refused
+        inner = folder / self._log.space
+        inner.mkdir(mode=0o700, parents=True, exist_ok=True)
+        manifest = self._manifest(inner)
+        with self._log.exclusive():
+            # Listed first: from here on, no forget says that it reached every bundle.
+            destination = self._listed(str(folder), keep)
+        self._stamps.step("backup:listed")
+        made = self._copied(inner)
+        self._log.write_bundle(destination)
+        self._stamps.step("backup:bundled")
+        copies = [it for it in manifest.copies if it.file != made.file]
+        kept = sorted((*copies, made), key=lambda it: it.position)[-destination.keep :]
+        manifest = manifest.model_copy(update={"copies": tuple(kept)})
+        replace_file(inner / MANIFEST, manifest.model_dump_json(indent=1).encode())
+        self._stamps.step("backup:noted")
+        _drop_others(inner, {it.file for it in kept})
+        return self._report(destination, made, len(kept), len(copies) + 1 - len(kept))
+
+    def _report(
+        self, destination: Destination, made: LogCopy, kept: int, removed: int
+    ) -> BackupReport:
+        key_epoch = self._log.head().key_epoch
+        known = self._log.copies.read().backups
+        return BackupReport(
+            destination=destination.path,
+            copy_made=made,
+            kept=kept,
+            removed=removed,
+            key_epoch=key_epoch,
+            pending=tuple(it.path for it in known if it.key_epoch != key_epoch),
+        )
+
+    def _refusal(self, folder: Path, keep: int | None) -> Refused | None:
+        if keep is not None and not 1 <= keep <= KEEP_MAX:
+            return Refused(Refusal.INVALID_REQUEST, "keep", f"is 1 to {KEEP_MAX}")
+        target, place = (folder / self._log.space).resolve(), self._log.place
+        for own in (place.data.resolve(), place.state.resolve()):
+            if target.is_relative_to(own):
+                message = "lies inside the ledger's own folders; choose another disk or folder"
+                return Refused(Refusal.INVALID_REQUEST, "destination", message)
+        return None
+
+    def _manifest(self, inner: Path) -> Manifest:
+        manifest = read_manifest(inner) or Manifest(data_set=self._log.data_set)
+        if manifest.data_set != self._log.data_set:
+            message = "the folder holds backups of another ledger of this name"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
+        return manifest
+
+    def _listed(self, path: str, keep: int | None) -> Destination:
+        known = {it.path: it for it in self._log.copies.read().backups}
+        destination = known.get(path) or Destination(path=path, keep=KEEP_DEFAULT)
+        destination = destination.model_copy(update={"keep": keep or destination.keep})
+        self._log.copies.put(destination)
+        return destination
+
+    def _copied(self, inner: Path) -> LogCopy:
+        """A copy of the log under its final name, which only a verified one gets."""
+        path = inner / "log.new"
+        path.unlink(missing_ok=True)
+        # SQLite writes into an empty file, and so keeps the mode that it is made with here.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        self._log.copy_to(path)
+        self._stamps.step("backup:copied")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        head = self._verified(path)
+        made = path.replace(inner / f"log-{head.position:012}.db")
+        sync_folder(inner)
+        self._stamps.step("backup:verified")
+        return LogCopy(
+            file=made.name,
+            position=head.position,
+            chain=head.chain.hex(),
+            key_epoch=head.key_epoch,
+            recorded_at=time_text(moment_of(head.recorded_at)),
+        )
+
+    def _verified(self, path: Path) -> Head:
+        """The head of the copy, once all of it is read back and the log says the same there."""
+        head = verify_copy(path, self._log.space)
+        with self._log.reading() as store:
+            event = store.at(head.position)
+        if event is None or event.row.chain != head.chain:
+            raise StorageFault("the copy is not what the log says; make the backup again")
+        return head
+
+
+def read_manifest(inner: Path) -> Manifest | None:
+    """What a destination says it holds; raises RefusedError for another version's or a torn one."""
+    try:
+        return Manifest.model_validate_json((inner / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        is_newer = any(it["loc"] == ("format",) for it in error.errors(include_input=False))
+        refusal = Refusal.SCHEMA_NEWER if is_newer else Refusal.SPACE_UNKNOWN
+        raise RefusedError(Refused(refusal, "backup", f"{MANIFEST} cannot be read")) from error
+
+
+def verify_copy(path: Path, space: str) -> Head:
+    """Reads a copy of the log whole, without any key; raises IntegrityFault where it is not."""
+    try:
+        with closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as connection:
+            return _whole(SQLiteSnapshot(connection, space), space)
+    except (sqlite3.Error, StorageFault, RefusedError) as error:
+        if isinstance(error, RefusedError) and error.refused.refusal is Refusal.SCHEMA_NEWER:
+            raise
+        raise IntegrityFault("the copy of the log is damaged") from error
+
+
+def _whole(snapshot: SQLiteSnapshot, space: str) -> Head:
+    if snapshot.storage_faults() or snapshot.stray_rows():
+        raise IntegrityFault("the copy of the log is damaged")
+    position, tip = 0, chain.origin(space)
+    while rows := snapshot.read(None, position, PAGE):
+        for row in rows:
+            parts = (row.type, row.header, row.commitment, row.tags)
+            tip = chain.link(tip, row.position, row.recorded_at, parts)
+            position += 1
+            if row.position != position or row.chain != tip:
+                raise IntegrityFault(f"the copy of the log is damaged at position {position}")
+    if position == 0 or snapshot.head[:2] != (position, tip):
+        raise IntegrityFault("the copy of the log is not complete")
+    return snapshot.head
+
+
+def _drop_others(inner: Path, kept: Iterable[str]) -> None:
+    """Removes copies that no manifest names: old ones, and what a crash left half made."""
+    for path in (*inner.glob("log-*.db"), *inner.glob("log.new*")):
+        if path.name not in kept:
+            path.unlink(missing_ok=True)
+    sync_folder(inner)

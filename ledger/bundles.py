@@ -1,0 +1,100 @@
+"""The key bundle of a backup destination: one generation, overwritten after every key rotation.
+
+It holds every wrapped key, the wrapping key under the recovery code, the forget journal and the
+anchor: with the code, all that a restore on an empty machine needs beside a copy of the log.
+"""
+
+import hmac
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from memoranda.ledger.entries import Row
+from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.keyring import Keyring, KeyRow, bundle_key_in
+from memoranda.ledger.witness import Anchor, journal_bytes, journal_rows, replace_file
+
+FILE_NAME = "keys.bundle"
+FORMAT = "memoranda-keys/1"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBundle:
+    """A bundle as it lies at a destination; who has no key can read none of its secrets."""
+
+    data_set: str
+    key_epoch: int
+    recovery: bytes
+    keys: tuple[KeyRow, ...]
+    journal: tuple[Row, ...]
+    anchor: Anchor
+    content: bytes
+    mark: bytes
+
+    def check(self, wrapping_key: bytes, space: str) -> None:
+        """Raises IntegrityFault unless this key opens it and nothing in it was changed."""
+        key = bundle_key_in(self.keys, wrapping_key, space)
+        if not hmac.compare_digest(hmac.digest(key, self.content, "sha256"), self.mark):
+            raise IntegrityFault("the key bundle was changed since it was written")
+
+
+def write_bundle(folder: Path, keyring: Keyring, journal: Iterable[Row], anchor: Anchor) -> None:
+    """Puts the present generation in place of the one before, whose bytes are overwritten."""
+    said = {
+        "format": FORMAT,
+        "data_set": keyring.data_set,
+        "key_epoch": keyring.key_epoch,
+        "recovery": b64encode(keyring.recovery_copy()).decode(),
+        "keys": [(name, epoch, b64encode(it).decode()) for name, epoch, it in keyring.rows()],
+        "journal": journal_bytes(journal).decode(),
+        "anchor": anchor.wire(),
+    }
+    content = json.dumps(said).encode()
+    mark = hmac.digest(keyring.bundle_key, content, "sha256")
+    path = folder / FILE_NAME
+    with suppress(FileNotFoundError), path.open("r+b") as old:
+        replace_file(path, mark.hex().encode() + b"\n" + content)
+        _overwrite(old.fileno())
+        return
+    replace_file(path, mark.hex().encode() + b"\n" + content)
+
+
+def is_anothers(folder: Path, data_set: str) -> bool:
+    """Whether a folder holds the bundle of another ledger, which is not ours to replace."""
+    try:
+        return read_bundle(folder).data_set != data_set
+    except IntegrityFault:
+        return False
+
+
+def read_bundle(folder: Path) -> KeyBundle:
+    """The bundle at a destination; raises IntegrityFault for what is none, or a part of one."""
+    try:
+        mark, _, content = (folder / FILE_NAME).read_bytes().partition(b"\n")
+        said = json.loads(content)
+        if said["format"] != FORMAT:
+            raise IntegrityFault("the key bundle has a format that this version does not know")
+        return KeyBundle(
+            data_set=str(said["data_set"]),
+            key_epoch=int(said["key_epoch"]),
+            recovery=b64decode(said["recovery"]),
+            keys=tuple((str(name), int(epoch), b64decode(it)) for name, epoch, it in said["keys"]),
+            journal=tuple(journal_rows(said["journal"].encode())),
+            anchor=Anchor.read(said["anchor"]),
+            content=content,
+            mark=bytes.fromhex(mark.decode()),
+        )
+    except OSError as error:
+        raise IntegrityFault("the key bundle is missing or cannot be read") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityFault("the key bundle is damaged") from error
+
+
+def _overwrite(descriptor: int) -> None:
+    """A file without a name keeps its blocks until they are needed: what it said must not stay."""
+    os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+    os.fsync(descriptor)

@@ -1,0 +1,304 @@
+"""Restoring a backup: its log under the present keys, and what was forgotten since forgotten again.
+
+Until it has ended a mark stands in the state folder, and the ledger opens for nothing else. Every
+step may be repeated: a second run begins with the same copy and comes to the same end.
+"""
+
+import sqlite3
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from memoranda.ledger.backups import KEEP_DEFAULT, LogCopy, read_manifest, verify_copy
+from memoranda.ledger.bundles import KeyBundle, read_bundle
+from memoranda.ledger.entries import Draft
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
+from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
+from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
+from memoranda.ledger.keyring import Keyring, install_rows, open_recovery_copy
+from memoranda.ledger.log import BUSY_WAIT_S, Log, holder_of, make_folder
+from memoranda.ledger.places import Place
+from memoranda.ledger.replaying import replay
+from memoranda.ledger.slots import SLOT_BYTES, SlotFile
+from memoranda.ledger.sqlite_files import SpaceLock, connect, connect_copy, truncate_wal
+from memoranda.ledger.sqlite_log import SCHEMA, SCHEMA_NUMBER, SQLiteSnapshot
+from memoranda.ledger.stamps import Stamps, moment_of, time_text
+from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
+from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
+
+
+class Restored(Value):
+    """A log that was put in place, before it is audited and served.
+
+    `gone` counts the events behind the copy that the anchor had seen: whatever was acknowledged
+    between the two times is not there any more.
+    """
+
+    position: int
+    recorded_at: str
+    forgotten_again: int
+    messages_lost: int
+    gone: int
+    gone_until: str | None
+    key_epoch: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How to restore: with which code, over what is here, from which copy.
+
+    Without a code the slots of this machine must open the backup. What is here and goes further
+    is not replaced unless forced. The copy is the newest, or the newest up to a position.
+    """
+
+    code: str | None = None
+    force: bool = False
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A backup that was read and verified."""
+
+    copy: LogCopy
+    path: Path
+    bundle: KeyBundle
+
+
+class Restoring:
+    """Puts one backup of a space in place of what is there."""
+
+    def __init__(self, place: Place, stamps: Stamps, host: str, unlocking: Unlocking) -> None:
+        self._place = Place(place.space, place.data, place.state, is_restoring=True)
+        self._stamps = stamps
+        self._host = host
+        self._unlocking = unlocking
+        self._slots = SlotFile(place.state / "slots")
+        self._vault = WrappingKeys(self._slots, place.space, stamps, unlocking)
+        self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
+
+    def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
+        """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
+        try:
+            source = self._source(folder, asked.position)
+            with suppress(RefusedError):
+                self._vault.unlock()  # what does not open is asked for by its code
+            wrapping_key = self._wrapping_key(source.bundle, asked.code)
+            for own in (self._place.data, self._place.state):
+                make_folder(own)
+            with self._lock.held():
+                before = self._put(source, wrapping_key, force=asked.force)
+            return self._replayed(source, before, str(folder))
+        except RefusedError as error:
+            return error.refused
+        except OSError as error:
+            return Refused(Refusal.READ_ONLY, "data", error.strerror)
+
+    def finish(self) -> None:
+        """Lets the ledger be served again."""
+        AnchorFile(self._place.mark).remove()
+
+    # -- what is restored -------------------------------------------------------------------
+
+    def _source(self, folder: Path, position: int | None) -> _Source:
+        inner = folder / self._place.space
+        manifest = read_manifest(inner)
+        copies = manifest.copies if manifest else ()
+        early = [it for it in copies if position is None or it.position <= position]
+        if manifest is None or not early:
+            raise _refused("backup", "there is no such backup of this space in the folder")
+        copy = early[-1]
+        try:
+            head = verify_copy(inner / copy.file, self._place.space)
+            bundle = read_bundle(inner)
+        except IntegrityFault as fault:
+            raise _refused("backup", str(fault)) from fault
+        if (head.position, head.chain.hex()) != (copy.position, copy.chain):
+            raise _refused("backup", "the copy of the log is not the one of the manifest")
+        if bundle.data_set != manifest.data_set:
+            raise _refused("backup", "the key bundle is of another ledger")
+        return _Source(copy, inner / copy.file, bundle)
+
+    def _wrapping_key(self, bundle: KeyBundle, code: str | None) -> bytes | None:
+        """What opens the bundle; None where the key file here, which is newer, serves instead."""
+        key = self._slot_keys().get(bundle.key_epoch)
+        if code is not None:
+            try:
+                _, key = open_recovery_copy(bundle.recovery, code, self._place.space)
+            except IntegrityFault as fault:
+                message = "is not the code that opens this backup's key bundle"
+                raise _refused("recovery", message) from fault
+        if key is not None:
+            try:
+                bundle.check(key, self._place.space)
+            except IntegrityFault as fault:
+                message = f"the key bundle does not open: {fault}"
+                hint = "" if code else "; with --recovery, your code may"
+                raise _refused("backup", message + hint) from fault
+        elif self._data_set_here() != bundle.data_set:
+            message = "needed here: no wrapping key on this machine opens the backup's key bundle"
+            raise _refused("recovery", message)
+        return key
+
+    def _slot_keys(self) -> dict[int, bytes]:
+        try:
+            return self._vault.read()
+        except RefusedError:
+            return {}
+
+    def _data_set_here(self) -> str | None:
+        """Which data the keys on this machine are of, where they open."""
+        path = self._place.data / "keys.db"
+        if not path.exists():
+            return None
+        try:
+            with (
+                self._lock.held(),
+                closing(Keyring(path, self._place.space, self._vault, self._stamps)) as keyring,
+            ):
+                return keyring.data_set
+        except (IntegrityFault, StorageFault, RefusedError):
+            return None
+
+    # -- into its place ---------------------------------------------------------------------
+
+    def _put(self, source: _Source, wrapping_key: bytes | None, *, force: bool) -> Anchor:
+        """Keys, journal and log as the backup has them; the anchor of before."""
+        is_anothers = self._data_set_here() not in {None, source.bundle.data_set}
+        before = self._marked(source, force=force, is_anothers=is_anothers)
+        self._stamps.step("restore:marked")
+        self._put_journal(source.bundle, is_anothers=is_anothers)
+        self._stamps.step("restore:journalled")
+        if wrapping_key is not None:
+            self._put_keys(source.bundle, wrapping_key)
+        self._stamps.step("restore:keys")
+        self._put_log(source.path)
+        self._stamps.step("restore:log")
+        return before
+
+    def _marked(self, source: _Source, *, force: bool, is_anothers: bool) -> Anchor:
+        """From here on the ledger opens for nothing else; a repeat finds the same anchor."""
+        mark = AnchorFile(self._place.mark)
+        if (before := _anchor_in(mark)) is not None:
+            return before
+        if not force:
+            self._refuse_if_ahead(source)
+        here = None if is_anothers else _anchor_in(witnesses(self._place.state)[0])
+        before = max(here, source.bundle.anchor) if here else source.bundle.anchor
+        mark.write(before)
+        return before
+
+    def _put_journal(self, bundle: KeyBundle, *, is_anothers: bool) -> None:
+        if is_anothers:
+            # Its forgets mean nothing here, and its backups are not ours to rewrite.
+            for name in ("forgotten", "copies"):
+                (self._place.state / name).unlink(missing_ok=True)
+        _, journal, _ = witnesses(self._place.state)
+        known = set(journal.read())
+        journal.add(row for row in bundle.journal if row not in known)
+
+    def _put_keys(self, bundle: KeyBundle, wrapping_key: bytes) -> None:
+        is_same = self._slot_keys().get(bundle.key_epoch) == wrapping_key
+        # Keys that another process has minted since stay: its pool must not run dry unseen.
+        keeps = is_same and self._data_set_here() == bundle.data_set
+        if not is_same:
+            self._put_slot(bundle.key_epoch, wrapping_key)
+        self._stamps.step("restore:slots")
+        path = _usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
+        install_rows(path, bundle.keys, keeps=keeps)
+
+    def _refuse_if_ahead(self, source: _Source) -> None:
+        """What is here may be replaced when the backup goes on from it, or it cannot be read."""
+        path = self._place.data / "ledger.db"
+        if not path.exists():
+            return
+        try:
+            with closing(connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as here:
+                head = SQLiteSnapshot(here, self._place.space).head
+        except (StorageFault, IntegrityFault, sqlite3.Error):
+            return
+        except RefusedError as error:
+            if error.refused.refusal is Refusal.SCHEMA_NEWER:
+                raise
+            return
+        with closing(connect_copy(source.path, schema_number=SCHEMA_NUMBER)) as copy:
+            rows = SQLiteSnapshot(copy, self._place.space).at([head.position])
+        if head.position and [row.chain for row in rows] != [head.chain]:
+            message = "the ledger here goes further than the backup, or another way; --force puts"
+            raise _refused("force", f"{message} the backup in its place all the same")
+
+    def _put_slot(self, key_epoch: int, wrapping_key: bytes) -> None:
+        if not (self._place.state / "slots").exists():
+            self._slots.create(self._stamps.entropy(2 * SLOT_BYTES))
+        # As it is: a passphrase goes over it again, or another vault takes it, once it is served.
+        self._vault.write(key_epoch, wrapping_key, InSlot())
+        self._slots.destroy(key_epoch + 1, self._stamps.entropy(SLOT_BYTES))
+
+    def _put_log(self, path: Path) -> None:
+        """Page by page in one transaction: whoever has the file open sees it change, whole."""
+        target = _usable(self._place.data / "ledger.db", SCHEMA, SCHEMA_NUMBER)
+        with (
+            closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as copy,
+            closing(connect(target, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as here,
+        ):
+            copy.backup(here)
+            truncate_wal(here)
+
+    # -- what it must forget again ------------------------------------------------------------
+
+    def _replayed(self, source: _Source, before: Anchor, folder: str) -> Restored:
+        opened = partial(Log, create=False, host=self._host, unlocking=self._unlocking)
+        with closing(opened(self._place, self._stamps)) as log:
+            rows = log.journal.read()
+            with log.deciding() as store:
+                store.take_term("restored", holder_of(store))
+                header = LedgerRestored(position=source.copy.position, term=store.head.term)
+                store.append(Draft(header, RestoredFrom.model_validate(before.wire())))
+                again = replay(store, rows)
+                term = store.head.term
+            self._stamps.step("restore:replayed")
+            log.remove_keys(tuple(again.removed_keys))
+            known = {it.path: it for it in log.copies.read().backups}
+            # From here on the bundle there follows this machine's key rotations.
+            if folder not in known:
+                made = Destination(path=folder, keep=KEEP_DEFAULT, key_epoch=0)
+                with log.exclusive():
+                    log.copies.put(made)
+        gone = max(0, before.position - source.copy.position)
+        return Restored(
+            position=source.copy.position,
+            recorded_at=source.copy.recorded_at,
+            forgotten_again=again.records,
+            messages_lost=again.messages,
+            gone=gone,
+            gone_until=time_text(moment_of(before.recorded_at)) if gone else None,
+            key_epoch=source.bundle.key_epoch,
+            term=term,
+        )
+
+
+def _anchor_in(file: AnchorFile) -> Anchor | None:
+    try:
+        return file.read()
+    except IntegrityFault:
+        return None
+
+
+def _usable(path: Path, schema: str, schema_number: int) -> Path:
+    """The file, once it can be opened: one that is damaged is taken away."""
+    try:
+        connect(path, schema=schema, schema_number=schema_number).close()
+    except (StorageFault, RefusedError) as error:
+        if isinstance(error, RefusedError) and error.refused.refusal is not Refusal.SPACE_UNKNOWN:
+            raise
+        for name in ("", "-wal", "-shm"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+    return path
+
+
+def _refused(field: str, message: str) -> RefusedError:
+    refusal = Refusal.SPACE_UNKNOWN if field == "backup" else Refusal.INVALID_REQUEST
+    return RefusedError(Refused(refusal, field, message))

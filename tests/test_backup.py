@@ -1,0 +1,747 @@
+"""Backup and restore: verified copies, one key bundle, and nothing forgotten comes back."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from memoranda.ledger.authority import ModelSession
+from memoranda.ledger.backups import BackupReport, verify_copy
+from memoranda.ledger.bundles import FILE_NAME, read_bundle
+from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
+from memoranda.ledger.events import Value
+from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.restoring import Asked
+from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import RestoreReport, restore
+from memoranda.tools.settings import load_settings
+
+SPACE = "us_alice"
+REF = "personal-message:s-main-1:"
+FACT = "Peanuts make Alice ill."
+OTHER = "Alice drinks green tea."
+
+
+class Stopped(Exception):  # noqa: N818
+    """A crash between two steps."""
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Path:
+    return tmp_path / "away"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> dict[str, Path]:
+    """The folders of an empty machine."""
+    return {"data": tmp_path / "new" / "data", "state": tmp_path / "new" / "state"}
+
+
+@pytest.fixture
+def restored(world) -> Callable[..., RestoreReport | Refused]:
+    def run(where: dict[str, Path], source: Path, **more: object) -> RestoreReport | Refused:
+        return restore(load_settings(space=SPACE, **where), world.stamps, source, Asked(**more))
+
+    return run
+
+
+def log_of(away: Path) -> Path:
+    return sorted((away / SPACE).glob("log-*.db"))[-1]
+
+
+def facts(memory: Memory) -> list[str]:
+    return sorted(read.record.content for read in memory.records())
+
+
+def contents(*folders: Path) -> bytes:
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return b"".join(path.name.encode() + path.read_bytes() for path in paths)
+
+
+# -- backups --------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_a_whole_log_with_a_manifest_and_the_present_key_bundle(memory, away):
+    memory.remember(FACT)
+
+    made = memory.backup(away)
+
+    assert isinstance(made, BackupReport)
+    head = memory._parts.log.head()
+    assert verify_copy(log_of(away), SPACE)[:2] == head[:2]
+    manifest = json.loads((away / SPACE / "manifest.json").read_text())
+    assert [it["position"] for it in manifest["copies"]] == [head.position]
+    assert read_bundle(away / SPACE).key_epoch == head.key_epoch
+    assert made.pending == ()
+
+
+def test_a_backup_says_nothing_personal_and_is_the_owners_alone(memory, away):
+    memory.remember(FACT, key="health/peanuts")
+
+    memory.backup(away)
+
+    everything = contents(away)
+    assert b"eanuts" not in everything
+    for path in (away / SPACE, *(away / SPACE).iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path.name
+
+
+def test_a_destination_keeps_as_many_logs_as_it_was_told_and_one_bundle(memory, away):
+    for n in range(5):
+        memory.remember(f"fact {n}")
+        made = memory.backup(away, keep=3 if n == 0 else None)
+
+    assert (made.kept, made.removed) == (3, 1)
+    names = sorted(path.name for path in (away / SPACE).iterdir())
+    assert len([name for name in names if name.startswith("log-")]) == 3
+    assert set(names) - set(log_names(away)) == {FILE_NAME, "manifest.json"}
+    manifest = json.loads((away / SPACE / "manifest.json").read_text())
+    assert sorted(it["file"] for it in manifest["copies"]) == log_names(away)
+
+
+def log_names(away: Path) -> list[str]:
+    return sorted(path.name for path in (away / SPACE).glob("log*"))
+
+
+def test_a_backup_of_an_unchanged_log_is_the_same_copy(memory, away):
+    memory.remember(FACT)
+
+    first, second = memory.backup(away), memory.backup(away)
+
+    assert first == second
+    assert len(log_names(away)) == 1
+
+
+@pytest.mark.parametrize("keep", [0, -1, 10_001])
+def test_how_many_logs_to_keep_is_a_number_in_bounds(memory, away, keep):
+    assert memory.backup(away, keep=keep).field == "keep"
+    assert not away.exists()
+
+
+@pytest.mark.parametrize("root", ["data", "state"])
+def test_a_backup_into_the_ledgers_own_folders_is_refused(memory, folder, root):
+    for target in (folder[root], folder[root] / SPACE / "backup"):
+        assert memory.backup(target).field == "destination"
+
+
+def test_a_backup_over_another_ledgers_is_refused(memory, elsewhere, world, away):
+    memory.backup(away)
+    kept = contents(away)
+
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as other:
+        assert other.backup(away).field == "destination"
+
+    assert contents(away) == kept
+
+
+def test_only_the_person_makes_backups(primary, task_7, away):
+    for caller in (primary, task_7):
+        assert caller.backup(away).code == "not_authorized"
+    assert not away.exists()
+
+
+def test_a_destination_that_cannot_be_written_is_refused_without_a_trace_of_text(memory, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+
+    answer = memory.backup(tmp_path / "file")
+
+    assert answer.code == "read_only"
+
+
+def write_many(folder: dict[str, Path], go, stop) -> None:
+    with open_memory(SPACE, **folder) as memory:
+        go.set()
+        n = 0
+        while not stop.is_set():
+            assert isinstance(memory.remember(f"written meanwhile {n}"), Receipt)
+            n += 1
+
+
+def test_a_backup_is_consistent_while_another_process_writes(memory, folder, away):
+    context = multiprocessing.get_context("spawn")
+    go, stop = context.Event(), context.Event()
+    writer = context.Process(target=write_many, args=(folder, go, stop))
+    writer.start()
+    assert go.wait(60)
+
+    made = [memory.backup(away, keep=10) for _ in range(6)]
+
+    stop.set()
+    writer.join(60)
+    assert writer.exitcode == 0
+    assert all(isinstance(it, BackupReport) for it in made)
+    for path in (away / SPACE).glob("log-*.db"):
+        position = int(path.stem.partition("-")[2])
+        assert verify_copy(path, SPACE).position == position
+    assert memory.audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("change", ["header", "tag", "head", "bytes", "cut"])
+def test_a_damaged_copy_of_the_log_is_refused(memory, away, elsewhere, restored, change):
+    memory.remember(FACT)
+    memory.backup(away)
+    path = log_of(away)
+    statements = {
+        "header": "UPDATE events SET recorded_at = recorded_at + 1 WHERE position = 2",
+        "tag": "INSERT INTO tags VALUES ('us_alice', 'op:x', 'y', 99)",
+        "head": "UPDATE heads SET position = position - 1",
+    }
+    if change in statements:
+        with closing(sqlite3.connect(path)) as raw:
+            raw.execute("DROP TRIGGER events_fix")
+            raw.execute(statements[change])
+            raw.commit()
+    else:
+        content = path.read_bytes()
+        middle = len(content) // 2
+        bad = content[:middle] if change == "cut" else bytes(200) + content[200:]
+        path.write_bytes(bad)
+
+    with pytest.raises((IntegrityFault, RefusedError)):
+        verify_copy(path, SPACE)
+    answer = restored(elsewhere, away, code=None)
+
+    assert isinstance(answer, Refused)
+    assert answer.refusal.number == "F38"
+    assert not (elsewhere["data"] / SPACE).exists()
+
+
+# -- on an empty machine --------------------------------------------------------------------------
+
+
+def test_a_backup_comes_back_on_an_empty_machine_with_the_code(
+    opened, away, elsewhere, restored, world
+):
+    memory = opened()
+    code = memory.recovery_code
+    memory.publish("health/peanuts", FACT)
+    memory.remember(OTHER)
+    memory.backup(away)
+    before = memory.status()
+
+    report = restored(elsewhere, away, code=code)
+
+    assert report.is_served
+    assert report.findings == ()
+    assert (report.forgotten_again, report.gone, report.messages_lost) == (0, 0, 0)
+    assert report.key_epoch == before.key_epoch + 1
+    assert report.term == 1
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert facts(back) == sorted([FACT, OTHER])
+        assert back.is_recovery_code(code)
+        assert back.audit.verify(with_index=True).findings == ()
+        assert [found.found.record.content for found in back.search("tea")] == [OTHER]
+        assert isinstance(back.remember("and goes on"), Receipt)
+
+
+def test_without_the_code_an_empty_machine_restores_nothing(opened, away, elsewhere, restored):
+    memory = opened()
+    memory.remember(FACT)
+    memory.backup(away)
+
+    missing = restored(elsewhere, away)
+    wrong = restored(elsewhere, away, code=memory.new_recovery_code().replace("A", "B"))
+
+    assert (missing.field, wrong.field) == ("recovery", "recovery")
+    assert not (elsewhere["state"] / SPACE).exists()
+
+
+def test_a_code_that_was_replaced_opens_no_bundle_any_more(opened, away, elsewhere, restored):
+    memory = opened()
+    memory.remember(FACT)
+    memory.backup(away)
+    old = memory.recovery_code
+
+    new = memory.new_recovery_code()
+
+    assert restored(elsewhere, away, code=old).field == "recovery"
+    assert restored(elsewhere, away, code=new).is_served
+
+
+def test_a_bundle_that_was_changed_is_refused(opened, away, elsewhere, restored):
+    memory = opened()
+    memory.remember(FACT)
+    memory.forget(memory.remember(OTHER).record_id, 1)
+    memory.backup(away)
+    path = away / SPACE / FILE_NAME
+    mark, _, content = path.read_bytes().partition(b"\n")
+    said = json.loads(content)
+    for changed in ({**said, "journal": ""}, {**said, "keys": said["keys"][1:]}, {}):
+        path.write_bytes(mark + b"\n" + json.dumps(changed).encode())
+
+        answer = restored(elsewhere, away, code=memory.recovery_code)
+
+        assert answer.refusal.number == "F38"
+
+
+# -- nothing forgotten comes back -----------------------------------------------------------------
+
+
+@pytest.fixture
+def forgotten(memory, primary, away) -> Memory:
+    """A backup from before a forget, whose destination was there when it happened."""
+    made = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    primary.correct(made.record_id, 1, f"{FACT} Badly.", sources=[f"{REF}50#11-17"])
+    memory.remember(OTHER)
+    memory.backup(away)
+    receipt = memory.forget(made.record_id, 2)
+    assert receipt.erased_at
+    assert receipt.copies == (f"the captured message {REF}50",)
+    return memory
+
+
+def nothing_is_left(memory: Memory, record_id: str) -> None:
+    assert memory.read(record_id).refusal.number == "F35"
+    assert facts(memory) == [OTHER]
+    assert memory.search("peanuts") == ()
+    assert memory.remnants(FACT).remnants == ()
+    assert {it.content for it in memory.revisions(record_id)} == {None}
+    assert "Badly" not in "".join(memory.explain(record_id))
+    assert memory.audit.verify(with_index=True).findings == ()
+
+
+def test_what_was_forgotten_since_does_not_come_back(forgotten, world, away, elsewhere, restored):
+    record_id = forgotten.query(status="forgotten", include_inactive=True).records[0].record.id
+    code = forgotten.recovery_code
+
+    report = restored(elsewhere, away, code=code)
+
+    assert report.findings == ()
+    assert report.forgotten_again == 1
+    assert report.gone > 0
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        nothing_is_left(back, record_id)
+        main = back.acting_as(ModelSession("s-main-1", "agent-main"))
+        again = main.publish("another", "x", sources=[f"{REF}50#2-4"])
+        assert again.code == "source_forgotten"
+        assert back.status().key_epoch > forgotten.status().key_epoch
+
+
+def test_a_record_that_was_made_and_forgotten_behind_the_copy_blocks_its_source_too(
+    memory, primary, world, away, elsewhere, restored
+):
+    memory.backup(away)
+    made = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    memory.forget(made.record_id, 1, operation_id="op-forget")
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        main = back.acting_as(ModelSession("s-main-1", "agent-main"))
+        assert main.publish("x", "y", sources=[f"{REF}50#1-2"]).code == "source_forgotten"
+        (buried,) = back.query(status="forgotten", include_inactive=True).records
+        assert buried.record.id == made.record_id
+        assert back.operation("op-forget").receipt.status == "forgotten"
+        assert back.forget(made.record_id, 1, operation_id="op-forget").replayed
+
+
+def test_a_record_that_was_forgotten_twice_since_is_forgotten_once_with_every_block(
+    memory, primary, world, away, elsewhere, restored
+):
+    first = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    memory.backup(away)
+    memory.forget(first.record_id, 1)
+    primary.publish("health/peanuts", FACT, sources=[f"{REF}50#11-17"], expected_revision=2)
+    memory.forget(first.record_id, 3)
+    world.move(seconds=5)
+    memory.finish_forgets()
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        main = back.acting_as(ModelSession("s-main-1", "agent-main"))
+        for span in ("#1-2", "#12-13"):
+            assert main.publish("x", "y", sources=[f"{REF}50{span}"]).code == "source_forgotten"
+
+
+def test_a_message_that_shared_its_key_with_a_forgotten_one_is_lost_with_it_and_counted(
+    memory, primary, world, away, elsewhere, restored
+):
+    made = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    memory.backup(away)
+    memory.forget(made.record_id, 1, with_sources=True)
+    assert memory.remnants("Please answer me").remnants
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    assert report.messages_lost == 2  # the other messages of the same bucket of keys
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert back.remnants("花生").remnants == ()
+        assert back.remnants("Please answer me").remnants == ()
+
+
+def test_an_intent_that_was_aborted_since_is_aborted_again(
+    memory, world, away, elsewhere, restored
+):
+    memory.prepare({"name": "publish", "operation_id": "op-1", "key": "plan", "content": FACT})
+    memory.backup(away)
+    memory.reconcile("op-1", writers_stopped=True, reason="nobody will finish it")
+    memory.rotate_keys()
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert report.findings == ()
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert back.operation("op-1").state == "aborted"
+        assert back.remnants(FACT).remnants == ()
+        assert isinstance(back.publish("plan", "another"), Receipt)
+
+
+def test_an_intent_of_before_is_ended_by_the_forget_of_its_record(
+    memory, world, away, elsewhere, restored
+):
+    request = {"name": "publish", "operation_id": "op-1", "key": "plan", "content": FACT}
+    memory.prepare(request)
+    memory.backup(away)
+    made = memory.commit(memory.operation("op-1").intent)
+    memory.forget(made.record_id, 1)
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert back.status().unfinished == 0
+        assert back.remnants(FACT).remnants == ()
+        again = back.publish("plan", "another", expected_revision=made.to_revision + 1)
+        assert isinstance(again, Receipt)
+        assert back.audit.verify(with_index=True).findings == ()
+
+
+def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
+    opened, world, away, tmp_path, elsewhere, restored
+):
+    """The honest limit: a destination that was away when it happened, so named in the receipt."""
+    memory = opened()
+    made = memory.remember(FACT)
+    memory.backup(away)
+    away.rename(tmp_path / "in a drawer")
+
+    receipt = memory.forget(made.record_id, 1, operation_id="op-forget")
+
+    assert receipt.erased_at
+    assert [str(away) in copy for copy in receipt.copies] == [True]
+    report = restored(elsewhere, tmp_path / "in a drawer", code=memory.recovery_code)
+    assert report.forgotten_again == 0
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert facts(back) == [FACT]
+
+
+def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
+    opened, away, tmp_path, elsewhere, restored
+):
+    memory = opened()
+    made = memory.remember(FACT)
+    memory.backup(away)
+    old = (away / SPACE / FILE_NAME).read_bytes()
+    away.rename(tmp_path / "in a drawer")
+    memory.forget(made.record_id, 1, operation_id="op-forget")
+    memory.close()
+    (tmp_path / "in a drawer").rename(away)
+
+    memory = opened()
+
+    assert memory.forget(made.record_id, 1, operation_id="op-forget").copies == ()
+    assert (away / SPACE / FILE_NAME).read_bytes() != old
+    report = restored(elsewhere, away, code=memory._parts.log.new_recovery_code())
+    assert report.forgotten_again == 1
+
+
+def test_every_known_destination_is_rewritten_after_a_rotation(memory, tmp_path):
+    places = [tmp_path / name for name in ("one", "two")]
+    for place in places:
+        memory.backup(place)
+
+    key_epoch = memory.rotate_keys()
+
+    assert {read_bundle(place / SPACE).key_epoch for place in places} == {key_epoch}
+
+
+def test_a_bundle_that_is_replaced_is_overwritten_first(memory, away):
+    memory.backup(away)
+    held = (away / SPACE / FILE_NAME).open("rb")
+    old = held.read()
+
+    memory.rotate_keys()
+
+    held.seek(0)
+    with held:
+        assert held.read() == bytes(len(old))
+
+
+# -- on a machine that has a state ----------------------------------------------------------------
+
+
+def test_a_lost_data_folder_comes_back_without_the_code(opened, folder, away, restored):
+    memory = opened()
+    made = memory.remember(FACT)
+    memory.remember(OTHER)
+    memory.backup(away)
+    memory.forget(made.record_id, 1)
+    memory.close()
+    shutil.rmtree(folder["data"])
+    with pytest.raises(RefusedError):
+        opened()
+
+    report = restored(folder, away)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    nothing_is_left(opened(), made.record_id)
+
+
+def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_what_is_gone(
+    opened, folder, away, restored, world, tmp_path
+):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    memory.close()
+    shutil.copytree(folder["data"], tmp_path / "kept")
+    memory = opened()
+    world.move(hours=1)
+    for n in range(3):
+        memory.remember(f"later {n}")
+    memory.close()
+    shutil.rmtree(folder["data"])
+    shutil.copytree(tmp_path / "kept", folder["data"])
+    with pytest.raises(RefusedError, match="older copy"):
+        opened()
+
+    report = restored(folder, away)
+
+    assert report.gone == 3
+    assert report.recorded_at.startswith("2026-10-06T12:00")
+    assert report.gone_until.startswith("2026-10-06T13:00")
+    memory = opened()
+    assert facts(memory) == [OTHER]
+    with memory._parts.log.reading() as store:
+        shapes = [(e.header.TOPIC, e.body(Value)) for e in store.page(0, 100)]
+    (before,) = [body for topic, body in shapes if topic == "ledger.restored/1"]
+    assert before.position == report.position + 3
+
+
+def test_a_bundle_that_was_away_comes_back_with_the_code_and_this_machines_journal(
+    opened, folder, away, tmp_path, restored
+):
+    memory = opened()
+    code, made = memory.recovery_code, memory.remember(FACT)
+    memory.remember(OTHER)
+    memory.backup(away)
+    away.rename(tmp_path / "in a drawer")
+    memory.forget(made.record_id, 1)
+    memory.close()
+    shutil.rmtree(folder["data"])
+
+    assert restored(folder, tmp_path / "in a drawer").field == "recovery"
+    report = restored(folder, tmp_path / "in a drawer", code=code)
+
+    assert (report.forgotten_again, report.findings) == (1, ())
+    nothing_is_left(opened(), made.record_id)
+
+
+def test_an_older_copy_is_restored_when_it_is_asked_for(memory, away, elsewhere, restored, world):
+    memory.remember(OTHER)
+    first = memory.backup(away).copy_made.position
+    memory.remember(FACT)
+    memory.backup(away)
+    log_of(away).write_bytes(b"damaged")
+    code = memory.recovery_code
+
+    assert restored(elsewhere, away, code=code).field == "backup"
+    assert restored(elsewhere, away, code=code, position=first - 1).field == "backup"
+    assert restored(elsewhere, away, code=code, position=first).position == first
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert facts(back) == [OTHER]
+
+
+def test_a_folder_that_holds_another_ledgers_bundle_by_now_is_left_alone(
+    memory, away, elsewhere, world
+):
+    memory.backup(away)
+    shutil.rmtree(away)
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as other:
+        other.backup(away)
+    kept = contents(away)
+
+    memory.rotate_keys()
+
+    assert contents(away) == kept
+
+
+def test_a_backup_writes_the_anchor(memory, away, folder):
+    memory.remember(FACT)
+
+    made = memory.backup(away)
+
+    anchor = json.loads((folder["state"] / SPACE / "anchor").read_text())
+    assert anchor["position"] == made.copy_made.position
+
+
+def test_a_ledger_that_goes_further_is_not_replaced_unless_forced(opened, folder, away, restored):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    memory.remember(FACT)
+    memory.close()
+
+    answer = restored(folder, away)
+
+    assert answer.field == "force"
+    memory = opened()
+    assert facts(memory) == sorted([FACT, OTHER])
+    memory.close()
+    assert restored(folder, away, force=True).gone == 1
+    assert facts(opened()) == [OTHER]
+
+
+def test_a_restore_over_another_ledger_needs_force_and_then_takes_its_place(
+    opened, away, elsewhere, restored, world
+):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as other:
+        other.forget(other.remember(FACT).record_id, 1)
+        other.backup(away.with_name("others"))
+    kept = contents(away.with_name("others"))
+
+    assert restored(elsewhere, away, code=memory.recovery_code).field == "force"
+    report = restored(elsewhere, away, code=memory.recovery_code, force=True)
+
+    assert (report.findings, report.forgotten_again) == ((), 0)
+    assert contents(away.with_name("others")) == kept
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert facts(back) == [OTHER]
+
+
+def test_a_damaged_ledger_is_replaced(opened, folder, away, restored):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    memory.close()
+    for name in ("ledger.db", "keys.db"):
+        (folder["data"] / SPACE / name).write_bytes(b"nothing of it is left" * 500)
+
+    report = restored(folder, away)
+
+    assert report.findings == ()
+    assert facts(opened()) == [OTHER]
+
+
+def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, folder, away, restored):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+
+    assert restored(folder, away, force=True).is_served
+
+    assert isinstance(memory.remember(FACT), Receipt)
+    assert facts(memory) == sorted([FACT, OTHER])
+    assert memory.audit.verify(with_index=True).findings == ()
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+
+def steps_of(world, run: Callable[[], object]) -> list[str]:
+    world.steps.clear()
+    run()
+    return list(world.steps)
+
+
+def raise_stopped() -> None:
+    raise Stopped
+
+
+def stop_at(world, place: int, stop: Callable[[], object] = raise_stopped) -> None:
+    left = iter(range(place))
+
+    def step(_: str) -> None:
+        if next(left, None) is None:
+            world.at_step = lambda _: None
+            stop()
+
+    world.at_step = step
+
+
+def killed(world, place: int, run: Callable[[], object]) -> None:
+    """Runs in a process of its own that dies at a step, with nothing closed or tidied."""
+    child = os.fork()
+    if child == 0:
+        stop_at(world, place, lambda: os._exit(9))
+        with suppress(BaseException):
+            run()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    # The dead process drew from the same entropy: what follows must not draw the same again.
+    world.drawn += 10_000
+
+
+def test_a_backup_that_a_crash_stops_at_any_step_is_made_whole_by_the_next(opened, world, tmp_path):
+    memory = opened()
+    memory.remember(FACT)
+    steps = steps_of(world, lambda: memory.backup(tmp_path / "whole"))
+    assert len(steps) > 5
+
+    for place in range(len(steps)):
+        away = tmp_path / f"stopped {place}"
+        stop_at(world, place)
+        with pytest.raises(Stopped):
+            memory.backup(away)
+        assert str(away) in {it.path for it in memory._parts.log.copies.read().backups}
+
+        made = memory.backup(away)
+
+        assert isinstance(made, BackupReport)
+        assert {path.name for path in (away / SPACE).iterdir()} == {
+            made.copy_made.file,
+            FILE_NAME,
+            "manifest.json",
+        }
+
+
+@pytest.mark.parametrize("has_code", [True, False], ids=["empty machine", "lost data"])
+def test_a_restore_that_a_crash_stops_at_any_step_ends_the_same_when_it_is_repeated(
+    opened, folder, world, tmp_path, away, restored, has_code
+):
+    memory = opened()
+    code = memory.recovery_code if has_code else None
+    made = memory.remember(FACT)
+    memory.remember(OTHER)
+    memory.backup(away)
+    memory.forget(made.record_id, 1)
+    memory.close()
+    shutil.copytree(away, tmp_path / "backup")
+
+    def machine(name: str) -> dict[str, Path]:
+        where = {"data": tmp_path / name / "data", "state": tmp_path / name / "state"}
+        shutil.rmtree(away)
+        shutil.copytree(tmp_path / "backup", away)
+        if not has_code:
+            shutil.copytree(folder["state"], where["state"])
+        return where
+
+    whole = machine("whole")
+    steps = steps_of(world, lambda: restored(whole, away, code=code))
+    assert {"restore:marked", "restore:log", "restore:replayed", "rotate:rewrapped"} <= set(steps)
+    for place, name in enumerate(steps):
+        where = machine(f"stopped {place}")
+        killed(world, place, lambda where=where: restored(where, away, code=code))
+        with pytest.raises(RefusedError, match="restore"):
+            open_memory(SPACE, **where, stamps=world.stamps)
+
+        report = restored(where, away, code=code)
+
+        assert isinstance(report, RestoreReport), (place, name, report)
+        told = (report.forgotten_again, report.messages_lost, report.findings)
+        assert told == (1, 0, ()), (place, name)
+        with open_memory(SPACE, **where, stamps=world.stamps) as back:
+            nothing_is_left(back, made.record_id)

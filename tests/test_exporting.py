@@ -1,0 +1,201 @@
+"""Exports and imports: readable, complete, and never a way back for what was forgotten."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.takeover import MigrationReport
+from memoranda.tools.exporting import ExportReport
+from memoranda.tools.memory import Memory, open_memory
+
+SPACE = "us_alice"
+REF = "personal-message:s-main-1:"
+FACT = "Peanuts make Alice ill."
+OTHER = "Alice drinks green tea."
+HOSTILE = "# no heading\n<script>x</script> [a](b) \x1b[31m"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "export.jsonl"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, world) -> Memory:
+    """Another, empty ledger of the same person."""
+    folders = {"data": tmp_path / "new" / "data", "state": tmp_path / "new" / "state"}
+    with open_memory(SPACE, **folders, stamps=world.stamps) as memory:
+        yield memory
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def facts(memory: Memory, **more: object) -> list[str]:
+    return sorted(read.record.content for read in memory.records(**more))
+
+
+@pytest.fixture
+def life(memory, primary) -> Memory:
+    """Records of every status, an open conflict, and something forgotten."""
+    tea = primary.publish("drink/tea", OTHER, sources=[f"{REF}42#0-6"])
+    memory.choose_tier(tea.record_id, 1, "core")
+    memory.retire(memory.remember("Once.").record_id, 1, "over")
+    candidate = primary.propose("home/city", "Kyoto", sources=[f"{REF}50#11-17"])
+    memory.open_conflict(candidate.record_id, tea.record_id, "cannot both be so")
+    rejected = primary.propose("home/street", "Gojo", sources=[f"{REF}50#20-22"])
+    memory.reject(rejected.record_id, 1, "not said")
+    gone = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    memory.forget(gone.record_id, 1)
+    return memory
+
+
+def test_an_export_holds_every_record_and_nothing_forgotten(life, file):
+    report = life.export(file)
+
+    assert isinstance(report, ExportReport)
+    assert report.records == {
+        "accepted": 1, "candidate": 1, "forgotten": 1, "rejected": 1, "retired": 1,
+    }  # fmt: skip
+    assert (report.conflicts, report.blocked) == (1, 0)
+    kept = lines(file)
+    assert [it["kind"] for it in kept].count("record") == 5
+    assert kept[0]["position"] == life.status().position
+    assert FACT not in file.read_text()
+    assert "peanuts" not in file.read_text()
+    assert [it["reason"] for it in kept if it["kind"] == "conflict"] == ["cannot both be so"]
+    assert file.stat().st_mode & 0o077 == 0
+    assert [path.name for path in file.parent.iterdir() if path.name.startswith("export")] == [
+        file.name
+    ]
+
+
+def test_an_import_into_an_empty_ledger_brings_every_record_and_every_tombstone(
+    life, file, elsewhere
+):
+    life.export(file)
+
+    report = elsewhere.import_file(file)
+
+    assert isinstance(report, MigrationReport)
+    assert (report.imported, report.conflicts, report.refused) == (5, 1, {})
+    assert facts(elsewhere) == facts(life)
+    assert {it.key for it in elsewhere.records()} == {it.key for it in life.records()}
+    assert elsewhere.status().records == life.status().records
+    assert elsewhere.audit.verify(with_index=True).findings == ()
+
+
+def test_an_import_is_idempotent(life, file, elsewhere):
+    life.export(file)
+    elsewhere.import_file(file)
+    position = elsewhere.status().position
+
+    again, own = elsewhere.import_file(file), life.import_file(file)
+
+    assert (again.imported, again.already_there) == (0, 6)
+    assert (own.imported, own.already_there) == (0, 6)
+    assert elsewhere.status().position == position
+
+
+def test_an_export_from_before_a_forget_brings_nothing_back(memory, primary, file):
+    gone = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    memory.export(file)
+    memory.forget(gone.record_id, 1)
+
+    report = memory.import_file(file)
+
+    assert (report.imported, report.suppressed) == (0, 1)
+    assert memory.search("peanuts") == ()
+    assert facts(memory, include_inactive=False) == []
+    assert memory.remnants(FACT).remnants == ()
+
+
+def test_a_forget_names_the_exports_that_may_still_tell_of_it(memory, file):
+    made = memory.remember(FACT)
+    memory.export(file)
+
+    copies = memory.forget(made.record_id, 1).copies
+
+    assert copies == (f"the export {file}, if the record was in it",)
+
+
+def test_an_export_is_the_persons_alone(primary, task_7, file):
+    for caller in (primary, task_7):
+        assert caller.export(file).code == "not_authorized"
+    assert not file.exists()
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(life, file):
+    file.write_text("mine")
+
+    assert life.export(file).field == "path"
+    assert file.read_text() == "mine"
+    assert isinstance(life.export(file, replace=True), ExportReport)
+
+
+def test_a_place_that_cannot_be_written_is_refused(life, tmp_path):
+    assert life.export(tmp_path / "nowhere" / "export").code == "read_only"
+
+
+def test_an_export_of_another_space_is_refused(life, file, tmp_path, world):
+    life.export(file)
+    folders = {"data": tmp_path / "b" / "data", "state": tmp_path / "b" / "state"}
+
+    with open_memory("us_bob", **folders, stamps=world.stamps) as bob:
+        assert bob.import_file(file).field == "user_space_id"
+
+
+def test_pages_for_people_quote_each_fact_and_obey_nothing_in_it(memory, tmp_path):
+    memory.remember(HOSTILE, key="odd")
+    memory.remember(OTHER)
+    gone = memory.remember(FACT)
+    memory.forget(gone.record_id, 1)
+
+    report = memory.export(tmp_path / "pages.md", form="markdown")
+
+    text = (tmp_path / "pages.md").read_text()
+    assert report.records == {"accepted": 2, "forgotten": 1}
+    assert f"> {OTHER}\n" in text
+    assert "> \\# no heading\n> \\<script\\>" in text
+    assert "\x1b" not in text
+    assert FACT not in text
+    assert "nothing is left to read: 1" in text
+
+
+def test_a_migrated_block_is_exported_and_blocks_after_the_import(life, file, elsewhere, tmp_path):
+    head = {"kind": "store", "format": "memoranda-export/1", "user_space_id": SPACE}
+    marks = [head, {"kind": "forgotten_source", "ref": f"{REF}88"}]
+    (tmp_path / "marks").write_text("".join(json.dumps(it) + "\n" for it in marks))
+    assert life.import_file(tmp_path / "marks").blocked == 1
+
+    assert life.export(file).blocked == 1
+
+    assert elsewhere.import_file(file).blocked == 1
+
+
+def test_a_key_that_does_not_name_its_record_is_left_behind(memory, file, elsewhere):
+    memory.remember(OTHER, key="drink/tea")
+    memory.export(file)
+    for key in ("drink/coffee", "a\u0000b", 7):
+        said = lines(file)
+        said[1]["key"] = key
+        file.write_text("".join(json.dumps(it) + "\n" for it in said))
+
+        assert elsewhere.import_file(file, dry_run=True).imported == 1
+
+    elsewhere.import_file(file)
+    assert [read.key for read in elsewhere.records()] == [None]
+
+
+def test_the_import_cannot_claim_the_persons_own_hand(memory, file, elsewhere):
+    memory.remember(OTHER)
+    memory.export(file)
+    elsewhere.import_file(file)
+
+    (read,) = elsewhere.records()
+
+    assert [source.kind for source in read.record.sources] == ["legacy"]
+    assert isinstance(elsewhere.correct(read.record.id, 1, "Black tea."), Receipt)

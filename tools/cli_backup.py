@@ -1,0 +1,205 @@
+"""The commands about copies of a ledger: backup, restore, export, import."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+from memoranda.ledger.errors import Refused
+from memoranda.tools.cli_answers import Answer, ExitCode, Problem
+from memoranda.tools.cli_keys import CODE_CHARACTERS_MAX
+from memoranda.tools.cli_migrate import migration_page
+from memoranda.tools.cli_run import Json, Run, run_of
+from memoranda.tools.render import finding_table, line, when
+
+if TYPE_CHECKING:
+    from memoranda.ledger.backups import BackupReport
+    from memoranda.tools.restore import RestoreReport
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
+
+UNITS = """\
+# ~/.config/systemd/user/memoranda-backup.service
+[Service]
+Type=oneshot
+ExecStart={program}
+
+# ~/.config/systemd/user/memoranda-backup.timer
+[Timer]
+OnCalendar=daily
+Persistent=true
+[Install]
+WantedBy=timers.target
+
+# then: systemctl --user enable --now memoranda-backup.timer
+"""
+
+
+def backup(
+    context: typer.Context,
+    folder: Folder,
+    *,
+    keep: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=10_000, help="Copies of the log kept there; 7 first."),
+    ] = None,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Only print lines for cron and systemd.")
+    ] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Copy the log, verified, and write the present key bundle beside it.
+
+    The recovery code opens the bundle. It is rewritten there after every key rotation; a forget
+    names the folders where it could not be.
+    """
+    run = run_of(context)
+    if schedule:
+        return _schedule(run, folder, keep)
+    with run.memory() as memory:
+        made = memory.backup(folder, keep=keep)
+    if isinstance(made, Refused):
+        return made
+    return Answer({"backup": made.model_dump(mode="json")}, list(_backup_page(made)))
+
+
+def _schedule(run: Run, folder: Path, keep: int | None) -> Answer:
+    given = [word for name, text in run.given.items() if text for word in (f"--{name}", text)]
+    kept = [] if keep is None else ["--keep", str(keep)]
+    target = str(folder.expanduser().absolute())
+    program = shlex.join(["memoranda", *given, "backup", target, *kept])
+    # Both cron and systemd give a per cent sign a meaning of its own.
+    cron, units = program.replace("%", "\\%"), UNITS.format(program=program.replace("%", "%%"))
+    shown: list[RenderableType] = [
+        line(f"17 3 * * *  {cron}"),
+        "",
+        *(line(it) for it in units.splitlines()),
+    ]
+    return Answer({"cron": f"17 3 * * *  {cron}", "systemd": units}, shown)
+
+
+def _backup_page(made: "BackupReport") -> Iterator[RenderableType]:
+    yield line(
+        f"Copied to position {made.copy_made.position} and verified: {made.destination}"
+        f" ({made.kept} kept, {made.removed} removed)."
+    )
+    yield f"Its key bundle is of key epoch {made.key_epoch}; your recovery code opens it."
+    for path in made.pending:
+        yield line(f"Has an old key bundle still: {path}.", "yellow")
+
+
+def restore(
+    context: typer.Context,
+    folder: Folder,
+    *,
+    recovery: Annotated[
+        bool, typer.Option("--recovery", help="Ask for the recovery code, or read it from a pipe.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Over a ledger that goes further, or with findings.")
+    ] = False,
+    position: Annotated[
+        int | None,
+        typer.Option("--to", metavar="POSITION", min=1, help="From the newest copy up to there."),
+    ] = None,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Bring the ledger back from a backup; on an empty machine with --recovery.
+
+    What was forgotten since the copy is forgotten again before anything is served. Repeating it
+    after an interruption is harmless.
+    """
+    from memoranda.ledger.restoring import Asked  # noqa: PLC0415  # not for --help
+    from memoranda.tools.restore import restore as restored  # noqa: PLC0415
+
+    run = run_of(context)
+    asked = Asked(_code() if recovery else None, force, position)
+    report = restored(run.settings(), run.stamps, folder, asked)
+    if isinstance(report, Refused):
+        return report
+    fields = {"restored": report.model_dump(mode="json")}
+    return Answer(fields, list(_restore_page(report)), _restore_problem(report))
+
+
+def _code() -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt("Recovery code", hide_input=True, err=True))
+    return sys.stdin.readline(CODE_CHARACTERS_MAX)
+
+
+def _restore_page(report: "RestoreReport") -> Iterator[RenderableType]:
+    yield f"Restored to position {report.position}, {when(report.recorded_at)}."
+    yield f"Forgotten again, since the copy was made: {report.forgotten_again}."
+    if report.messages_lost:
+        yield f"Captured messages that lay under the same keys are lost: {report.messages_lost}."
+    if report.gone_until:
+        yield line(
+            f"Gone: at least {report.gone} events that were acknowledged after the copy,"
+            f" until {when(report.gone_until)}.",
+            "yellow",
+        )
+    yield f"Key epoch {report.key_epoch} and term {report.term} are in force."
+    if report.findings:
+        yield finding_table(report.findings)
+
+
+def _restore_problem(report: "RestoreReport") -> Problem | None:
+    if not report.findings:
+        return None
+    served = "served all the same" if report.is_served else "not served"
+    message = f"the restored log is not whole, and is {served}: {len(report.findings)} findings"
+    next_step = "Restore from another folder; --force serves what there is."
+    error = {"code": "integrity_finding", "message": message, "next": next_step}
+    return Problem(ExitCode.INTEGRITY, error)
+
+
+def export(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Pages for people, in place of JSON lines.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="In place of what is there.")] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Write everything that you may read into a readable file; nothing forgotten is in it.
+
+    The file is out of the ledger's hands: forgets name it as a copy that they do not reach.
+    """
+    form = "markdown" if markdown else "jsonl"
+    with run_of(context).memory() as memory:
+        report = memory.export(file, form="markdown" if markdown else "jsonl", replace=replace)
+    if isinstance(report, Refused):
+        return report
+    counts = ", ".join(f"{count} {status}" for status, count in report.records.items())
+    shown: list[RenderableType] = [
+        line(f"Wrote {report.path} as {form}: {counts or 'no records'}."),
+        "It is readable by anyone who gets it, and no forget reaches it.",
+    ]
+    return Answer({"export": report.model_dump(mode="json")}, shown)
+
+
+def import_file(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An export, as JSON lines.")],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of it; write nothing.")
+    ] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Take in what an export holds and the ledger does not; repeating it changes nothing.
+
+    What was forgotten here stays forgotten, and is counted as suppressed.
+    """
+    with run_of(context).memory(create=not dry_run) as memory:
+        report = memory.import_file(file, dry_run=dry_run)
+    if isinstance(report, Refused):
+        return report
+    fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)))

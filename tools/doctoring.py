@@ -1,0 +1,149 @@
+"""The doctor: what could cost this ledger its memories or its secrets, found before it does."""
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from memoranda.ledger.bundles import read_bundle
+from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.events import RecordCommitted, Value
+from memoranda.ledger.forgetting import FORGETS, pending_in
+from memoranda.ledger.log import ANCHOR_EVENTS, Log
+from memoranda.tools.parts import Parts
+
+MENDED = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
+"""SQLite versions without the fault of overlapping checkpoints, each from there on in its line."""
+
+
+class Check(Value):
+    """One thing that was looked at; a `note` is worth knowing, a `finding` wants to be mended."""
+
+    name: str
+    level: Literal["fine", "note", "finding"]
+    message: str
+
+
+def examined(parts: Parts) -> tuple[Check, ...]:
+    """Everything that is looked at, in an order in which it can be mended."""
+    log = parts.log
+    return (
+        _sqlite(),
+        _fine("pragmas", "WAL, synchronous=FULL and secure_delete were set and read back"),
+        *_permissions(log),
+        _anchor(log),
+        _journal(log),
+        _erasures(log),
+        _operations(parts),
+        *_bundles(log),
+        *_state_folder(log),
+    )
+
+
+def _sqlite() -> Check:
+    version = sqlite3.sqlite_version_info
+    is_mended = version >= MENDED[0] or any(
+        version[:2] == it[:2] and version >= it for it in MENDED
+    )
+    if is_mended:
+        return _fine("sqlite", sqlite3.sqlite_version)
+    message = (
+        f"{sqlite3.sqlite_version} can lose pages when checkpoints overlap; the ledger's lock keeps"
+        " them apart, so let no other program checkpoint its files"
+    )
+    return Check(name="sqlite", level="note", message=message)
+
+
+def _permissions(log: Log) -> Iterator[Check]:
+    open_to_others = [
+        path.name for path in _files(log) if stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    if open_to_others:
+        names = ", ".join(sorted(open_to_others))
+        yield _finding("permissions", f"others may enter or read {names}; `chmod go=` closes them")
+    else:
+        yield _fine("permissions", "every file and folder is the owner's alone")
+
+
+def _files(log: Log) -> Iterator[Path]:
+    for folder in (log.place.data, log.place.state):
+        yield folder
+        yield from folder.iterdir()
+
+
+def _anchor(log: Log) -> Check:
+    anchor, head = log.anchor(), log.head()
+    if anchor is None and head.position > ANCHOR_EVENTS:
+        return _finding("anchor", "missing: an older copy of the log would not be noticed")
+    position = anchor.position if anchor else 0
+    return _fine("anchor", f"the log goes on from it, {head.position - position} events since")
+
+
+def _journal(log: Log) -> Check:
+    known = {row.chain for row in log.journal.read()}
+    with log.reading() as store:
+        tombstones = [it for it in store.select(FORGETS) if isinstance(it.header, RecordCommitted)]
+    missing = sum(it.row.chain not in known for it in tombstones)
+    if missing:
+        message = f"{missing} of {len(tombstones)} forgets are not in it: a restore would miss them"
+        return _finding("journal", message)
+    return _fine("journal", f"holds every forget, {len(tombstones)}")
+
+
+def _erasures(log: Log) -> Check:
+    with log.reading() as store:
+        pending = len(pending_in(store))
+    if pending:
+        return _finding("erasures", f"{pending} are not complete; `memoranda forgotten finish`")
+    return _fine("erasures", "everything that was forgotten is erased")
+
+
+def _operations(parts: Parts) -> Check:
+    if count := parts.unfinished.count():
+        return _finding("operations", f"{count} have no end; `memoranda operations` shows them")
+    return _fine("operations", "every operation has an end")
+
+
+def _bundles(log: Log) -> Iterator[Check]:
+    """Whether a lost machine could be restored with what is forgotten left out."""
+    key_epoch = log.head().key_epoch
+    present = 0
+    for destination in log.copies.read().backups:
+        fault = _bundle_fault(Path(destination.path) / log.space, key_epoch)
+        if fault is None:
+            present += 1
+            yield _fine("backup", f"{destination.path} has the present key bundle")
+        else:
+            again = f"`memoranda backup {destination.path}` writes it"
+            yield _finding("backup", f"{destination.path}: the key bundle {fault}; {again}")
+    if not present:
+        message = "no key bundle is younger than the last key rotation; `memoranda backup DIR`"
+        yield _finding("recovery", f"{message} makes one")
+
+
+def _bundle_fault(folder: Path, key_epoch: int) -> str | None:
+    try:
+        bundle = read_bundle(folder)
+    except IntegrityFault as fault:
+        return str(fault).removeprefix("the key bundle ")
+    return None if bundle.key_epoch == key_epoch else "is older than the last key rotation"
+
+
+def _state_folder(log: Log) -> Iterator[Check]:
+    """The wrapping key beside what it opens, in one backup, makes every forget undone by it."""
+    state = log.place.state.resolve()
+    paths = [Path(it.path).resolve() for it in log.copies.read().backups]
+    inside = [path for path in (*paths, log.place.data.resolve()) if state.is_relative_to(path)]
+    for path in inside:
+        yield _finding("state", f"the state folder lies inside {path}, which is backed up; move it")
+    if not inside:
+        yield _fine("state", "the state folder lies outside every known backup")
+
+
+def _fine(name: str, message: str) -> Check:
+    return Check(name=name, level="fine", message=message)
+
+
+def _finding(name: str, message: str) -> Check:
+    return Check(name=name, level="finding", message=message)

@@ -1,0 +1,51 @@
+"""Restoring a backup: put in place, forgotten again, audited, and only then served."""
+
+from functools import partial
+from pathlib import Path
+
+from memoranda.ledger.errors import Refused
+from memoranda.ledger.restoring import Asked, Restored, Restoring
+from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.vaults import Passphrase
+from memoranda.projections.audit import Finding
+from memoranda.tools.memory import assemble, place_of, unlocking_of
+from memoranda.tools.settings import Settings
+
+PLAINLY = Asked()
+
+
+class RestoreReport(Restored):
+    """A restored ledger; while the audit finds something, it is not served."""
+
+    findings: tuple[Finding, ...]
+    is_served: bool
+
+
+def restore(
+    settings: Settings,
+    stamps: Stamps,
+    folder: Path | str,
+    asked: Asked = PLAINLY,
+    passphrase: Passphrase = None,
+) -> RestoreReport | Refused:
+    """Brings a space back from a backup folder; repeatable after a crash at any step.
+
+    Forced, it is served whatever the audit finds.
+    """
+    unlocking = unlocking_of(settings, passphrase, None)
+    restoring = Restoring(place_of(settings), stamps, settings.host, unlocking)
+    restored = restoring.begin(Path(folder).expanduser().absolute(), asked)
+    if isinstance(restored, Refused):
+        return restored
+    opened = partial(assemble, create=False, is_restoring=True, passphrase=passphrase)
+    with opened(settings, stamps) as memory:
+        key_epoch = memory.status().key_epoch
+        if key_epoch == restored.key_epoch:
+            # Whatever opened the backup until now opens nothing that is written from here on.
+            key_epoch = memory.rotate_keys()
+        findings = memory.audit.verify().findings
+    is_served = asked.force or not findings
+    if is_served:
+        restoring.finish()
+    fields = {**dict(restored), "key_epoch": key_epoch}
+    return RestoreReport(**fields, findings=findings, is_served=is_served)
