@@ -782,6 +782,17 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(run: Terminal) -> None:
     assert (process.returncode, err) == (130, b"")
 
 
+def test_an_answer_that_nobody_can_read_names_its_operation(run: Terminal) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = run.start("remember", "Lin is well", "--operation", "op-1", stdout=full)
+        _, err = process.communicate()
+
+    assert process.returncode == 3
+    assert b"outcome_unknown" in err
+    assert b"memoranda operations op-1" in err
+    assert run("operations", "op-1").code == 0
+
+
 def test_an_interrupt_ends_the_run_quietly(run: Terminal) -> None:
     run("init")
     process = run.start("capture")

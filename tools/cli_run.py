@@ -181,8 +181,9 @@ class Run:
             )
         else:
             words = "" if is_cut else f"fault: the answer could not be written: {error.strerror}"
-        with suppress(OSError):
-            put(words, sys.stderr)
+        if words:
+            with suppress(OSError):
+                put(words, sys.stderr)
         if self.operation_id is not None:
             return ExitCode.UNKNOWN_OUTCOME
         return ExitCode.INTERRUPTED if is_cut else ExitCode.FAULT
