@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memoranda.ledger import vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
@@ -745,3 +746,43 @@ def test_a_restore_that_a_crash_stops_at_any_step_ends_the_same_when_it_is_repea
         assert told == (1, 0, ()), (place, name)
         with open_memory(SPACE, **where, stamps=world.stamps) as back:
             nothing_is_left(back, made.record_id)
+
+
+def test_a_ledger_under_a_passphrase_is_restored_with_it_or_with_the_code(
+    opened, world, folder, away, elsewhere, restored, monkeypatch
+):
+    monkeypatch.setattr(vaults, "SCRYPT_COST", (4, 8, 1))
+    memory = opened(passphrase="a few words")
+    code = memory.recovery_code
+    gone = memory.remember(FACT)
+    assert isinstance(memory.backup(away), BackupReport)
+    memory.forget(gone.record_id, 1)
+    memory.close()
+
+    without = restored(folder, away, force=True)
+    assert (without.code, without.field) == ("invalid_request", "recovery")
+    settings = load_settings(space=SPACE, **folder)
+    back = restore(settings, world.stamps, away, Asked(force=True), passphrase="a few words")
+
+    assert (back.forgotten_again, back.is_served) == (1, True)
+    memory = opened(passphrase="a few words")
+    assert facts(memory) == []
+    memory.close()
+    assert restored(elsewhere, away, code=code).is_served
+
+
+def test_messages_that_were_forgotten_for_themselves_do_not_come_back(
+    opened, memory, folder, away, restored
+):
+    assert isinstance(memory.backup(away), BackupReport)
+    fall = memory.falling(session="s-main-1")
+    assert memory.forget_many(fall, with_sources=True).messages == 3
+    memory.close()
+
+    assert restored(folder, away, force=True).findings == ()
+
+    memory = opened()
+    assert memory.remnants("Please answer me").remnants == ()
+    said = {"session": "s-main-1", "seq": 42, "role": "user", "text": "Please answer me"}
+    (again,) = memory.capture([said])
+    assert again.refusal.number == "F15"
