@@ -256,6 +256,7 @@ class Log:
 
     def key_count(self) -> int:
         """How many keys are kept, used and unused."""
+        self._refuse_if_closed()
         return self._keyring.count()
 
     def forget_space(self) -> int:

@@ -64,6 +64,7 @@ def test_what_destroyed_or_decided_something_cannot_be_taken_back(memory, primar
 
     assert answer.code == "invalid_transition"
     assert answer.field == "operation"
+    assert deed != "forget" or "gone for good" in answer.message
     assert memory.status().position == position
 
 

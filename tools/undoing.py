@@ -27,6 +27,8 @@ def undo(memory: Memory, *, operation_id: str | None = None) -> Receipt | Refuse
     read = _own_last(memory)
     if isinstance(read, Refused):
         return read
+    if isinstance(read.receipt, Receipt) and read.receipt.status == "forgotten":
+        return _cannot(_GONE["forgotten"])
     value = read.intent.get("value") if read.intent else None
     if not isinstance(value, dict):
         return _cannot("was no command on one record")
