@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from memoranda.ledger.entries import Head, Row
-from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import Value
 from memoranda.ledger.slots import sync_folder
 
@@ -90,15 +90,18 @@ class Journal:
         self._path = path
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Adds rows durably, before their keys are removed."""
+        """Adds rows durably, before their keys are removed; raises StorageFault."""
         lines = journal_bytes(rows)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # A line that a crash cut short must not swallow this one.
-            _write_all(descriptor, b"\n" + lines if self._is_cut() else lines)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                # A line that a crash cut short must not swallow this one.
+                _write_all(descriptor, b"\n" + lines if self._is_cut() else lines)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StorageFault("the forget journal could not be written") from error
         sync_folder(self._path.parent)
 
     def read(self) -> list[Row]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from memoranda.ledger.chain import origin
 from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import StorageFault
 from memoranda.ledger.log import Log
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.projections.views import Checkpoint, View, ViewFile
@@ -80,16 +81,23 @@ def purge(log: Log, views: ViewFile, *wanted: View) -> str | None:
 
     A view that is far behind is dropped, which costs less here than reading on.
     """
-    with views.held(), log.reading() as store, views.answering():
-        for view in wanted:
-            checkpoint = views.checkpoint(view)
-            if checkpoint is None:
-                continue
-            if store.head.position - checkpoint.position > PAGE:
-                _restart(store, views, view)
-            else:
-                catch_up(store, views, view)
-    return None if views.truncate() else "a reader holds an old snapshot of the views"
+    try:
+        with views.held(), log.reading() as store, views.answering():
+            for view in wanted:
+                _purge(store, views, view)
+        return None if views.truncate() else "a reader holds an old snapshot of the views"
+    except (sqlite3.Error, StorageFault):
+        return "the file of views could not be written"
+
+
+def _purge(store: SealedStore, views: ViewFile, view: View) -> None:
+    checkpoint = views.checkpoint(view)
+    if checkpoint is None:
+        return
+    if store.head.position - checkpoint.position > PAGE:
+        _restart(store, views, view)
+    else:
+        catch_up(store, views, view)
 
 
 def _is_on(store: SealedStore, checkpoint: Checkpoint) -> bool:

@@ -232,13 +232,17 @@ def outcome(do: Callable[[], Any]) -> list[Any]:
     return ["done", shown(answer)]
 
 
+MOVING = dict.fromkeys(("replayed", "erased_at", "pending", "copies", "forgotten_at"))
+"""What may change from one answer to the next: how far an erasure is."""
+
+
 def shown(answer: Any) -> Any:
     """An answer for comparison: a retry says of itself that it is one."""
     if isinstance(answer, tuple):
         return [shown(each) for each in answer]
     if isinstance(answer, Memory) or not hasattr(answer, "model_dump"):
         return None
-    return {**answer.model_dump(mode="json"), "replayed": None}
+    return {**answer.model_dump(mode="json"), **MOVING}
 
 
 def struck(place: Path, work: Work, fault: Fault | None) -> list[Any]:

@@ -947,6 +947,7 @@ def test_reads_refuse_a_record_from_the_tombstone_on_whatever_becomes_of_its_key
     world.at_step = stop
     with pytest.raises(PowerCutError):
         primary.forget(ID, 3)
+    world.at_step = lambda _: None
 
     assert storied
     assert number(primary.read(ID)) == "F35"

@@ -1,7 +1,7 @@
 """The front door: the one place where the parts of a ledger meet."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Self
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.backups import BackupReport, Backups
 from memoranda.ledger.commit_protocol import CommitProtocol
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
@@ -63,11 +63,15 @@ class Memory(Writing, Reading):
     def close(self) -> None:
         """Closes the files; what was answered is durable already. Closing twice is harmless."""
         if not self._parts.log.is_closed:
-            self._parts.ledger.close()
-            if self._parts.forgetting.is_owed:
-                self._parts.forgetting.finish(is_urgent=True)
-            self._parts.views.close()
-            self._parts.log.close()
+            parts = self._parts
+            with ExitStack() as closing:
+                closing.callback(parts.log.close)
+                closing.callback(parts.views.close)
+                parts.ledger.close()
+                # What cannot be finished now is finished by the next opening.
+                if parts.forgetting.is_owed:
+                    with suppress(StorageFault, RefusedError):
+                        parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
