@@ -122,7 +122,7 @@ class Forgetting:
             copies += tuple(_outside(self._log.copies.read(), needed, receipt.position))
         pending = self._reasons or ("another process is at it",)
         return ForgetReceipt(
-            **dict(receipt),
+            **{name: getattr(receipt, name) for name in Receipt.model_fields},
             forgotten_at=receipt.decided_at,
             erased_at=time_text(moment_of(erased.recorded_at)) if erased else None,
             pending=() if erased else pending,

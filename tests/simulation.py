@@ -15,7 +15,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Message, RecordCommitted, Task, Value
 from memoranda.ledger.personal import record_id_of
 from memoranda.ledger.ports import EMBEDDED, Ports
-from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, Receipt
+from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, ForgetReceipt, Receipt
 from memoranda.ledger.rules import ABORTED
 from memoranda.ledger.stamps import microseconds, moment_of
 from memoranda.tools.memory import Memory, open_memory
@@ -58,6 +58,13 @@ class Impatient:
 
     def release(self) -> None:
         self.is_held = False
+
+
+def plain(receipt: Receipt | AbortReceipt) -> Receipt | AbortReceipt:
+    """A receipt without how far an erasure was when it was answered."""
+    if not isinstance(receipt, ForgetReceipt):
+        return receipt
+    return Receipt(**{name: getattr(receipt, name) for name in Receipt.model_fields})
 
 
 class Process:
@@ -493,7 +500,7 @@ class Simulation:
                 assert receipt.position in self.oracle.ended.values()
                 continue
             assert receipt.position == self.oracle.end_of(operation)
-            kept = receipt.model_copy(update={"replayed": False})
+            kept = plain(receipt).model_copy(update={"replayed": False})
             if operation in self.receipts or not self.chance(0.16):
                 first = self.receipts.setdefault(operation, kept)
                 assert kept == first or kept.record_id is None
