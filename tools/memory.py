@@ -68,10 +68,13 @@ class Memory(Writing, Reading):
                 closing.callback(parts.log.close)
                 closing.callback(parts.views.close)
                 parts.ledger.close()
-                # What cannot be finished now is finished by the next opening.
-                if parts.forgetting.is_owed:
-                    with suppress(StorageFault, RefusedError):
-                        parts.forgetting.finish(is_urgent=True)
+                self._finish_forgets()
+
+    def _finish_forgets(self) -> None:
+        # What cannot be finished now is finished by the next opening.
+        if self._parts.forgetting.is_owed:
+            with suppress(StorageFault, RefusedError):
+                self._parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
