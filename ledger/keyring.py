@@ -5,8 +5,9 @@ import hashlib
 import hmac
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -18,6 +19,7 @@ from memoranda.ledger.sealing import (
     KEY_BYTES,
     NONCE_BYTES,
     BodyKey,
+    blind,
     derive,
     unwrap,
     wrap,
@@ -39,6 +41,9 @@ BATCH = 64
 
 OPEN_KEYS_MAX = 4096
 """Opened keys held at once, so that reading a whole log does not hold all of them."""
+
+BLINDED_MAX = 4096
+"""Blind tags at hand at once: a migration has more of them than anybody wants to hold."""
 
 KeyRow = tuple[str, int, bytes]
 """Key id, key epoch and the wrapped key, as `keys` holds them."""
@@ -65,8 +70,10 @@ class Keyring:
         self._wrapping_keys: dict[int, bytes] = {}
         self._open_keys: dict[str, BodyKey] = {}
         self._pool: list[tuple[str, bytes]] = []
-        self._tag_key: bytes | None = None
         self._guard = threading.RLock()
+        self._version = self._first("PRAGMA data_version")
+        self.blinded: Callable[[str, str], str] = lru_cache(BLINDED_MAX)(self._blinded)
+        """How a tag's kind and name stand in the log; a decision asks for most of them twice."""
 
     def close(self) -> None:
         """Truncates the write-ahead log and closes; under the space lock."""
@@ -102,12 +109,13 @@ class Keyring:
         """Raises IntegrityFault unless the vault opens this key file of this space."""
         self._secret(_SECRET_ROW)
 
-    @property
+    @cached_property
     def tag_key(self) -> bytes:
         """Blinds every tag of the space; it never changes."""
-        if self._tag_key is None:
-            self._tag_key = derive(self._secret(_SECRET_ROW), "tags/v1")
-        return self._tag_key
+        return derive(self._secret(_SECRET_ROW), "tags/v1")
+
+    def _blinded(self, kind: str, name: str) -> str:
+        return blind(self.tag_key, kind, name)
 
     @property
     def cursor_key(self) -> bytes:
@@ -173,8 +181,15 @@ class Keyring:
         with self._guard:
             return key_id, self._secret(key_id)
 
+    def heed_others(self) -> None:
+        """Forgets every opened key, once another process has written to the key file."""
+        version = self._first("PRAGMA data_version")
+        if version != self._version:
+            self._version = version
+            self.drop_cached()
+
     def drop_cached(self) -> None:
-        """Forgets every opened key; done whenever the log moved without us."""
+        """Forgets every opened key."""
         with self._guard:
             self._open_keys.clear()
             self._wrapping_keys.clear()

@@ -281,9 +281,9 @@ class Log:
     # -- opening ----------------------------------------------------------------------------
 
     def _notice(self, head: Head) -> None:
-        # What another process appended may be a forget or a rotation: keep nothing opened.
+        # What another process appended may be a forget or a rotation.
         if self._seen != (head.position, head.key_epoch):
-            self._keyring.drop_cached()
+            self._keyring.heed_others()
             if self._seen and self._seen[1] != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()

@@ -11,14 +11,12 @@ from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import Attachment, Header, TermCause, TermTaken, Value
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
-from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES, blind
+from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES
 from memoranda.ledger.shapes import read_body, stored_types
 from memoranda.ledger.stamps import Stamps
 
 TERM = Selector(Tag("term", ""), (TermTaken,))
 """Which host holds the term; none before a host first attached under a name."""
-BLINDED_MAX = 4096
-"""Blind tags at hand at once: a migration has more of them than anybody wants to hold."""
 
 
 class SealedStore:
@@ -72,7 +70,7 @@ class SealedStore:
 
     def blinded(self, tag: Tag) -> str:
         """How the tag stands in the log."""
-        return tag.blind or blind(self._keyring.tag_key, tag.kind, tag.name)
+        return tag.blind or self._keyring.blinded(tag.kind, tag.name)
 
     @property
     def cursor_key(self) -> bytes:
@@ -124,15 +122,6 @@ class DecidingStore(SealedStore):
         super().__init__(transaction, keyring, space)
         self._transaction = transaction
         self._stamps = stamps
-        self._blinded: dict[Tag, str] = {}
-
-    def blinded(self, tag: Tag) -> str:
-        """How the tag stands in the log; a decision asks for most of its tags twice."""
-        if tag not in self._blinded:
-            if len(self._blinded) >= BLINDED_MAX:
-                self._blinded.clear()
-            self._blinded[tag] = super().blinded(tag)
-        return self._blinded[tag]
 
     @property
     def clock(self) -> int:
