@@ -409,7 +409,13 @@ def bundle_key_in(rows: Iterable[KeyRow], wrapping_key: bytes, space: str) -> by
 
 
 def _bound(space: str, key_id: str, key_epoch: int) -> bytes:
-    return b"key/v1" + framed(space.encode(), pack(">I", key_epoch), key_id.encode())
+    return _bound_epoch(space, key_epoch) + framed(key_id.encode())
+
+
+@lru_cache(maxsize=8)
+def _bound_epoch(space: str, key_epoch: int) -> bytes:
+    # A rotation asks for it twice a key.
+    return b"key/v1" + framed(space.encode(), pack(">I", key_epoch))
 
 
 def _check_characters(raw: bytes) -> str:
