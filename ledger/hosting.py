@@ -3,16 +3,17 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
-from pydantic_core import PydanticCustomError
+from typing import TypeVar
 
 from memoranda.ledger.capturing import (
     BUCKET_MESSAGES,
     CaptureReceipt,
-    HostId,
+    IncomingAuthorization,
+    IncomingBinding,
     IncomingMessage,
+    IncomingRevocation,
+    IncomingStop,
+    IncomingTask,
     take_message,
 )
 from memoranda.ledger.commands import admit
@@ -33,55 +34,9 @@ from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sources import SEQ_MAX, parse_ref
 from memoranda.ledger.stamps import Stamps
 
 T = TypeVar("T", Binding, Task, Authorization)
-
-
-def _message_ref(text: str) -> str:
-    if parse_ref(text) is None:
-        raise PydanticCustomError("source_ref", "is a canonical personal-message reference")
-    return text
-
-
-RequirementRevision = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class IncomingBinding(_Strict):
-    """The session that becomes the primary one."""
-
-    session_id: HostId
-
-
-class IncomingTask(_Strict):
-    """A background item; `captured_ref` names the message that asked for it."""
-
-    item_id: HostId
-    requirement_revision: RequirementRevision = 1
-    captured_ref: Annotated[StrictStr, AfterValidator(_message_ref)] | None = None
-
-
-class IncomingAuthorization(_Strict):
-    """The person's leave for one item, under one requirement, in one executor session."""
-
-    authorization_id: HostId
-    item_id: HostId
-    requirement_revision: RequirementRevision
-    executor_session_id: HostId
-    guard_capable: StrictBool = True
-
-
-class IncomingStop(_Strict):
-    item_id: HostId
-
-
-class IncomingRevocation(_Strict):
-    authorization_id: HostId
 
 
 class Host:

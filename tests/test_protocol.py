@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from tests.providers import Chats, Company, company
 
-from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
+from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
 from memoranda.ledger.ports import Ports, Protected
@@ -903,7 +903,8 @@ def test_a_provider_that_has_nobody_bound_ends_the_reads_of_who_was(hosted, item
     firm.chats.change((None, firm.chats.state[1]))
 
     assert main.candidates().refusal is Refusal.NOT_AUTHORIZED
-    assert hosted.acting_as(ModelSession("", "x")).records().refusal is Refusal.NOT_AUTHORIZED
+    with pytest.raises(RefusedError, match="invalid_request"):
+        hosted.acting_as(ModelSession("", "x"))
 
 
 def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, world):
@@ -964,3 +965,33 @@ def test_what_is_no_request_at_all_is_refused_as_one(memory):
     for request in (None, 5, "op", []):
         assert memory.prepare(request).refusal is Refusal.INVALID_REQUEST
         assert memory.commit(request).refusal is Refusal.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("caller", "field"),
+    [
+        (ModelSession("\ud800", "a"), "session_id"),
+        (ModelSession("s-main-1", "\ud800"), "agent_id"),
+        (ModelSession("s-main-1", "a" * 257), "agent_id"),
+        (ModelSession(5, "a"), "session_id"),
+        (PersonClient("", "a"), "session_id"),
+        (BackgroundItem(None, 1, "s-bg-7", "agent-bg", "ea-1"), "item_id"),
+        (BackgroundItem("\ud800", 1, "s-bg-7", "agent-bg"), "item_id"),
+        (BackgroundItem("task-7", bool(1), "s-bg-7", "agent-bg", "ea-1"), "requirement_revision"),
+        (BackgroundItem("task-7", 1.0, "s-bg-7", "agent-bg", "ea-1"), "requirement_revision"),
+        (BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", ""), "authorization_id"),
+        (None, None),
+        ("client", None),
+    ],
+    ids=[
+        "surrogate", "agent surrogate", "long", "number", "empty", "no item", "item surrogate",
+        "yes for a number", "no whole number", "empty authorization", "nobody", "text",
+    ],
+)  # fmt: skip
+def test_an_identity_that_nobody_can_have_is_refused_at_the_door(memory, caller, field):
+    with pytest.raises(RefusedError) as refused:
+        memory.acting_as(caller)
+
+    assert refused.value.refused.field == ("caller" if field is None else f"caller.{field}")
+    assert refused.value.refused.refusal in {Refusal.INVALID_REQUEST, Refusal.LIMIT_EXCEEDED}
+    assert "\ud800" not in str(refused.value)

@@ -9,6 +9,7 @@ from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.backups import BackupReport, Backups
+from memoranda.ledger.capturing import admitted_caller
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.forgetting import Forgetting
@@ -86,8 +87,14 @@ class Memory(Writing, Reading):
             yield
 
     def acting_as(self, caller: Caller) -> "Memory":
-        """The same open ledger for another caller, whose identity the host vouches for."""
-        return Memory(self._parts, caller)
+        """The same open ledger for another caller, whose identity the host vouches for.
+
+        Raises RefusedError (F36, F32) for an identity that is malformed or too long.
+        """
+        admitted = admitted_caller(caller)
+        if isinstance(admitted, Refused):
+            raise RefusedError(admitted)
+        return Memory(self._parts, admitted)
 
     @property
     def host(self) -> Host:
