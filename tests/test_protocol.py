@@ -1,16 +1,18 @@
 """The commit protocol: prepare, protect, decide; unknown outcomes, fences, reconcile, batches."""
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.providers import Chats, Company, company
+from tests.providers import Chats, Company, Provider, company
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Task
-from memoranda.ledger.ports import Ports, Protected
+from memoranda.ledger.ports import Conversation, Ports, Protected
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
 from memoranda.tools.memory import Memory
@@ -814,10 +816,21 @@ def test_a_stranger_data_set_binds_nobody_by_a_read(opened, main, firm):
         "yes",
         Protected(None, None),
         Protected("a task", 1),
+        Protected(None, bool(1)),
+        Protected(None, 2**63),
         Protected({"item_id": "task-7"}, 1),
         Protected(Task(item_id="task-9", requirement_revision=1, captured_ref=f"{REF}42"), 1),
     ],
-    ids=["none", "text", "no token", "a text for a state", "a dict", "another item"],
+    ids=[
+        "none",
+        "text",
+        "no token",
+        "a text for a state",
+        "a yes for a number",
+        "a long number",
+        "a dict",
+        "another item",
+    ],
 )
 def test_a_provider_that_answers_what_it_cannot_mean_is_named(hosted, item, firm, name, answer):
     @contextmanager
@@ -965,6 +978,253 @@ def test_what_is_no_request_at_all_is_refused_as_one(memory):
     for request in (None, 5, "op", []):
         assert memory.prepare(request).refusal is Refusal.INVALID_REQUEST
         assert memory.commit(request).refusal is Refusal.INVALID_REQUEST
+
+
+def test_the_names_of_data_are_asked_for_once_as_the_ledger_is_opened(opened, firm):
+    class Named(Chats):
+        times = 0
+
+        @property
+        def data_set(self) -> str:
+            Named.times += 1
+            if Named.times > 1:
+                raise OSError("the network is down, said Alice")
+            return "chats-1"
+
+        @data_set.setter
+        def data_set(self, _: str) -> None: ...
+
+    chats = Named("", firm.chats.state)
+    hosted = opened(ports=dataclasses.replace(firm.ports, conversations=chats))
+    main = hosted.acting_as(ModelSession("s-main-1", "agent-main"))
+
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    assert main.forget(ID, 1).status == "forgotten"
+    with pytest.raises(RefusedError, match="service_unavailable") as refused:
+        opened(ports=dataclasses.replace(firm.ports, conversations=chats))
+    assert refused.value.refused.field == "conversations"
+    assert "Alice" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [None, 5, "", "\ud800", "x" * 257], ids=repr)
+def test_data_without_a_name_that_can_be_kept_open_no_ledger(opened, folder, firm, name):
+    firm.tasks.data_set = name
+
+    with pytest.raises(RefusedError, match="service_unavailable") as refused:
+        opened(ports=firm.ports)
+
+    assert refused.value.refused.field == "tasks"
+    assert not folder["data"].exists()
+
+
+def test_a_provider_that_counts_as_false_is_one_still(opened, firm):
+    class Empty(Provider):
+        def __len__(self) -> int:
+            return 0
+
+    ports = dataclasses.replace(firm.ports, tasks=Empty("jobs-1", firm.tasks.state))
+    item = BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1")
+    assert opened(ports=ports).acting_as(item).propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert opened(ports=firm.ports).acting_as(item).records() == ()
+    strange = dataclasses.replace(ports, tasks=Empty("jobs-2", firm.tasks.state))
+    late = opened(ports=strange).acting_as(item).revise(ID, 1, content="other")
+    assert late.refusal is Refusal.BINDING_MISMATCH
+
+
+LONG = "b" * 9_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "messages"),
+    [
+        ({}, None),
+        ({}, [f"{REF}42"]),
+        ({}, 5),
+        ({}, [[1]]),
+        ({}, {f"{REF}42": 5}),
+        ({"binding_id": LONG}, {f"{REF}42": None}),
+        ({"binding_id": "\ud800"}, {f"{REF}42": None}),
+        ({"session_id": ""}, {f"{REF}42": None}),
+        ({"session_id": 5}, {f"{REF}42": None}),
+    ],
+    ids=[
+        "none", "addresses", "a number", "lists", "no message", "too long", "surrogate", "empty",
+        "no text",
+    ],
+)  # fmt: skip
+def test_a_conversation_that_cannot_be_one_is_refused_by_every_verb(
+    hosted, main, firm, change, messages
+):
+    binding, _ = firm.chats.state
+    firm.chats.shown = lambda _: Conversation(changed(binding, **change), messages)
+    before = all_rows(hosted)
+
+    for answer in (
+        main.publish(KEY, TEXT, sources=[f"{REF}42"]),
+        main.propose(KEY, TEXT, sources=[f"{REF}42"]),
+        hosted.publish(KEY, TEXT, sources=[f"{REF}42"]),
+    ):
+        assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert all_rows(hosted) == before
+    # A read asks for no message: it takes in who is bound, if that can be.
+    assert isinstance(main.recall("Chinese"), Refused) is bool(change)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tasks", {"requirement_revision": 2**53}),
+        ("tasks", {"requirement_revision": True}),
+        ("tasks", {"captured_ref": "garbage"}),
+        ("tasks", {"stopped": 0}),
+        ("leaves", {"executor_session_id": LONG}),
+        ("leaves", {"guard_capable": "yes"}),
+        ("leaves", {"revoked": None}),
+    ],
+    ids=str,
+)
+def test_a_state_of_a_provider_keeps_the_limits_of_a_host(hosted, item, firm, name, change):
+    provider = getattr(firm, name)
+    provider.state = {named: changed(state, **change) for named, state in provider.state.items()}
+    before = all_rows(hosted)
+
+    refused = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert refused.refusal is Refusal.SERVICE_UNAVAILABLE
+    assert not isinstance(item.records(), tuple)
+    assert all_rows(hosted) == before
+
+
+@pytest.mark.parametrize("later", ["ghp_" + "0123456789abcdefghijABCDEFGHIJ012345", 5, None])
+def test_what_a_provider_answers_is_looked_at_once(hosted, main, firm, later):
+    class Live(dict):
+        looks = 0
+
+        def __getitem__(self, name: str) -> object:
+            self.looks += 1
+            first = super().__getitem__(name)
+            if self.looks == 1:
+                return first
+            return changed(first, text=later) if isinstance(later, str) else later
+
+    binding, messages = firm.chats.state
+    answered = []
+
+    def shown(_: object) -> Conversation:
+        answered.append(Live(messages))
+        return Conversation(binding, answered[-1])
+
+    firm.chats.shown = shown
+
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
+
+    assert [live.looks for live in answered] == [1, 1]
+    assert main.audit.verify().findings == ()
+    assert hosted.remnants("0123456789abcdefghijABCDEFGHIJ012345").remnants == ()
+
+
+# -- what providers cost --------------------------------------------------------------------------
+
+
+def took(work: Callable[[], object]) -> tuple[object, float]:
+    started = time.monotonic()
+    return work(), time.monotonic() - started
+
+
+@pytest.fixture
+def door() -> Iterator[threading.Event]:
+    """Whoever hangs on it is let go at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_the_providers_share_one_deadline(item, firm, monkeypatch):
+    monkeypatch.setattr("memoranda.ledger.commit_protocol.PROTECT_WITHIN_S", 0.9)
+    for provider in firm.all:
+        provider.before = lambda: time.sleep(0.5)
+
+    answer, _ = took(lambda: item.propose(KEY, TEXT, sources=[f"{REF}42"]))
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
+
+
+def test_whoever_answers_too_late_is_released_and_nobody_is_asked_after_it(
+    item, firm, monkeypatch, door
+):
+    monkeypatch.setattr("memoranda.ledger.commit_protocol.PROTECT_WITHIN_S", 0.1)
+    left = threading.Event()
+    protect = firm.tasks.protect
+
+    @contextmanager
+    def late(names: object, within_s: float) -> Iterator[object]:
+        door.wait(30)
+        with protect(names, within_s) as answer:
+            yield answer
+        left.set()
+
+    firm.tasks.protect = late
+
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"]).field == "tasks"
+
+    assert firm.chats.held == 0
+    door.set()
+    assert left.wait(30)
+    assert [provider.asked for provider in firm.all] == [1, 1, 0]
+
+
+def test_what_hangs_as_it_lets_go_holds_nobody_up_and_is_logged(
+    item, firm, monkeypatch, door, caplog
+):
+    monkeypatch.setattr("memoranda.ledger.protection.RELEASE_WITHIN_S", 0.3)
+    for provider in firm.all:
+        protect = provider.protect
+
+        @contextmanager
+        def hanging(names: object, within_s: float, protect=protect) -> Iterator[object]:
+            with protect(names, within_s) as answer:
+                pass
+            yield answer
+            door.wait(30)
+
+        provider.protect = hanging
+
+    answer, seconds = took(lambda: item.propose(KEY, TEXT, sources=[f"{REF}42"]))
+
+    assert answer.to_revision == 1
+    assert seconds < 0.3 * 2 + 2
+    assert caplog.text.count("failed to let go") == 6
+
+
+def test_a_hanging_fence_gives_the_lock_back(hosted, item, firm, monkeypatch, door):
+    monkeypatch.setattr("memoranda.ledger.protection.FENCE_WITHIN_S", 0.2)
+    firm.tasks.fence = lambda _: door.wait(30)
+
+    answer, seconds = took(lambda: item.propose(KEY, TEXT, sources=[f"{REF}42"]))
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
+    assert seconds < 5
+    assert hosted.remember("anything").to_revision == 1
+
+
+def quits(_: object) -> int:
+    raise SystemExit("said Alice")
+
+
+@pytest.mark.parametrize(
+    "fence", [lambda _: None, lambda _: "1", lambda _: True, lambda _: 2**63, quits],
+    ids=["none", "text", "yes", "long", "quits"],
+)  # fmt: skip
+def test_a_fence_that_is_no_number_is_a_failed_provider(hosted, item, firm, world, fence):
+    world.at_step = lambda step: (
+        setattr(firm.tasks, "fence", fence) if step == "commit:protected" else None
+    )
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert (answer.refusal, answer.field) == (Refusal.OUTCOME_UNKNOWN, "tasks")
+    assert states(hosted) == {"op-1": "prepared"}
 
 
 @pytest.mark.parametrize(

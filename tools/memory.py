@@ -19,6 +19,7 @@ from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.places import Place
 from memoranda.ledger.ports import EMBEDDED, Ports
+from memoranda.ledger.protection import attached
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
@@ -237,6 +238,7 @@ def assemble(
     is_restoring: bool = False,
 ) -> Memory:
     """Puts the parts of one ledger together."""
+    ports = attached(ports)
     unlocking = unlocking_of(settings, passphrase, key_vault)
     place = replace(place_of(settings), is_restoring=is_restoring)
     with ExitStack() as opened:
