@@ -1,8 +1,9 @@
 """One operation on one record: the request, who makes it, and what its boundary has shown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memoranda.ledger.authority import Caller, actor_of
@@ -37,7 +38,8 @@ from memoranda.ledger.transitions import Author, Change, successor
 class Moment(NamedTuple):
     """What a decision takes from outside: the clock reading, the term, fresh ids.
 
-    `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost.
+    `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost,
+    `fences` are the fencing numbers of those that hold.
     """
 
     now: int
@@ -45,6 +47,7 @@ class Moment(NamedTuple):
     new_id: Callable[[str], str]
     data_sets: DataSets = DataSets()
     is_fenced: bool = False
+    fences: Mapping[str, int] = MappingProxyType({})
 
     @property
     def text(self) -> str:

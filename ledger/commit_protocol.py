@@ -217,9 +217,10 @@ class CommitProtocol:
             yield protected
 
     def _moment(self, store: DecidingStore, protected: Held | None = None) -> Moment:
-        is_fenced = protected is not None and not protected.is_current
-        data_sets = self._ports.data_sets
-        return Moment(store.clock, store.head.term, self._stamps.new_id, data_sets, is_fenced)
+        moment = Moment(store.clock, store.head.term, self._stamps.new_id, self._ports.data_sets)
+        if protected is None:
+            return moment
+        return moment._replace(is_fenced=not protected.is_current, fences=protected.fences)
 
 
 def _cited(store: SealedStore, request: Request) -> list[str]:

@@ -196,6 +196,7 @@ def _intent(case: Case) -> dict[str, Any]:
         "key": None if is_forget else case.request.key or (stored.body.key if stored else None),
         "expected": stored.event.row.commitment.hex() if stored else None,
         "value": case.value.model_dump(mode="json"),
+        "fences": dict(case.moment.fences),
     }
 
 

@@ -117,12 +117,26 @@ class Held:
         tokens = {name: answer.token for name, answer in self.answers.items()}
         return fencing.told_within(FENCE_WITHIN_S) == tokens
 
+    @property
+    def fences(self) -> dict[str, int]:
+        """What an intent keeps: the numbers that a stop, a change or a revocation moves.
+
+        A rebind shows by itself, and a conversation goes on all the time.
+        """
+        asked = self.answers.items()
+        return {name: answer.token for name, answer in asked if name != "conversations"}
+
     def observed(self, store: SealedStore) -> Observed:
-        """What stands, in place of the guard events that the log knows."""
-        seen = {
-            guard: [_event(header, state)] if state else []
-            for guard, header, state in self._states(store)
-        }
+        """What stands, in place of the guard events that the log knows.
+
+        Each stands where the log has it, or is about to: an intent outlives no younger guard.
+        """
+        seen: dict[Selector, list[Event]] = {}
+        for guard, header, state in self._states(store):
+            found = store.select(guard)
+            is_known = bool(found) and found[0].body(type(header).BODY or Value) == state
+            position = found[0].position if is_known else store.head.position + 1
+            seen[guard] = [_event(header, state, position)] if state else []
         for address, message in self._messages.items():
             seen[message_guard(address)] = (
                 [_event(MessageCaptured(bucket=0), message)] if message else []
@@ -400,7 +414,9 @@ def _is_shown(store: SealedStore, address: str) -> bool:
     return known is not None and not (known.is_hidden or known.message.hidden)
 
 
-def _event(header: Header, state: Value) -> Event:
+def _event(header: Header, state: Value, position: int = 0) -> Event:
     """A state as a decision reads it from an event."""
-    row = Row(0, header.TOPIC, 0, header.model_dump_json().encode(), (), b"", b"", None, None)
+    row = Row(
+        position, header.TOPIC, 0, header.model_dump_json().encode(), (), b"", b"", None, None
+    )
     return Event(row, lambda _: state)

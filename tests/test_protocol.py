@@ -980,6 +980,79 @@ def test_what_is_no_request_at_all_is_refused_as_one(memory):
         assert memory.commit(request).refusal is Refusal.INVALID_REQUEST
 
 
+def stopped(firm: Company) -> None:
+    task = firm.tasks.state["task-7"]
+    firm.tasks.change({"task-7": changed(task, stopped=True)})
+
+
+def revoked(firm: Company) -> None:
+    firm.leaves.change({"ea-1": changed(firm.leaves.state["ea-1"], revoked=True)})
+
+
+def asked_otherwise(firm: Company) -> None:
+    task = firm.tasks.state["task-7"]
+    firm.tasks.change({"task-7": changed(task, requirement_revision=2)})
+
+
+def put_back(firm: Company) -> None:
+    was = company()
+    for provider, before in zip(firm.all, was.all, strict=True):
+        if provider.state != before.state:
+            provider.change(before.state)
+
+
+@pytest.mark.parametrize("fence", [stopped, revoked, asked_otherwise])
+@pytest.mark.parametrize("by", ["its number", "the log"])
+def test_an_intent_of_a_host_with_providers_outlives_no_fence_that_was_put_back(
+    hosted, item, firm, fence, by
+):
+    item.prepare(proposal())
+
+    fence(firm)
+    if by == "the log":
+        item.records()
+    put_back(firm)
+    if by == "the log":
+        item.records()
+        for provider in firm.all:
+            provider.token = 1
+
+    assert item.commit(item.operation("op-1").intent).refusal is Refusal.EXECUTION_FENCED
+    assert states(hosted) == {"op-1": "aborted"}
+    assert hosted.audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
+def test_an_intent_outlives_no_rebind_at_the_provider_that_was_put_back(
+    hosted, main, firm, is_seen
+):
+    main.prepare(publication())
+    binding, messages = firm.chats.state
+
+    firm.chats.change((changed(binding, binding_id="b-2", session_id="s-main-2"), messages))
+    if is_seen:
+        assert main.records().refusal is Refusal.NOT_AUTHORIZED
+    firm.chats.change((changed(binding, binding_id="b-3"), messages))
+
+    assert main.commit(hosted.operation("op-1").intent).refusal is Refusal.EXECUTION_FENCED
+    assert states(hosted) == {"op-1": "aborted"}
+
+
+def test_an_intent_outlives_what_fences_nobody(item, main, firm):
+    """A conversation goes on; and a provider may count by name, so that others fence nobody."""
+    firm.tasks.fence = lambda names: len([name for name in names if name != "task-7"])
+    firm.tasks.token = 0
+    item.prepare(proposal())
+    main.prepare(publication("op-2", key="preference/tea", sources=[f"{REF}88"]))
+
+    firm.chats.change(firm.chats.state)
+    firm.tasks.state |= {"task-8": changed(firm.tasks.state["task-7"], item_id="task-8")}
+    item.records()
+
+    assert item.commit(item.operation("op-1").intent).to_revision == 1
+    assert main.commit(main.operation("op-2").intent).to_revision == 1
+
+
 def test_the_names_of_data_are_asked_for_once_as_the_ledger_is_opened(opened, firm):
     class Named(Chats):
         times = 0
