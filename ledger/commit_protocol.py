@@ -23,6 +23,7 @@ from memoranda.ledger.errors import (
 )
 from memoranda.ledger.events import OperationPrepared
 from memoranda.ledger.forgetting import Forgetting
+from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
@@ -154,8 +155,17 @@ class CommitProtocol:
         """
         if self.is_embedded:
             return
+        self._copy(caller, [])
+        if record_id is None:
+            return
         with self._log.reading() as known:
-            refs = _sources(known, record_id) if record_id else []
+            # Nobody's messages are asked for, for one who may not see them.
+            is_allowed = not isinstance(reader_of(known, caller, "evidence"), Refused)
+            refs = _sources(known, record_id) if is_allowed else []
+        if refs:
+            self._copy(caller, refs)
+
+    def _copy(self, caller: Caller, refs: list[str]) -> None:
         with held(self._ports, caller, refs, PROTECT_WITHIN_S) as protected:
             with self._log.reading() as known:
                 if not protected.news(known):

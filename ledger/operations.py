@@ -1,12 +1,14 @@
 """The conductor of every operation: admit at the door, decide under the lock, answer."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from memoranda.ledger.asking import ReadRecord
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import step_delivery
+from memoranda.ledger.case import Moment
 from memoranda.ledger.commands import (
     RECORD_COMMANDS,
     Accept,
@@ -31,7 +33,8 @@ from memoranda.ledger.commands import (
 )
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.conflicts import ConflictSlice
-from memoranda.ledger.entries import Draft, Event
+from memoranda.ledger.decisions import Decided
+from memoranda.ledger.entries import Draft, Event, Selector
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
 from memoranda.ledger.events import CandidatesDelivered, Delivery
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
@@ -47,7 +50,6 @@ from memoranda.ledger.receipts import (
 )
 from memoranda.ledger.requests import Request, named_request, raw_request
 from memoranda.ledger.screening import SecretPolicy, screen
-from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A", bound=Receipt | PreparedReceipt | ConflictReceipt | Refused)
@@ -214,6 +216,10 @@ class Ledger:
 
     def observe(self, caller: Caller, record_id: str | None = None) -> Refused | None:
         """Takes in what foreign providers say of a caller that is about to read, or to judge."""
+        if record_id is not None:
+            asked = admit(ReadRecord, {"record_id": record_id})
+            if isinstance(asked, Refused):
+                return asked
         try:
             self._protocol.observe(caller, record_id)
         except RefusedError as error:
@@ -228,8 +234,14 @@ class Ledger:
         if isinstance(noted, Refused):
             return noted
         try:
-            with self._log.deciding() as store:
-                answer = _note(store, caller, noted)
+            found = self._protocol.decide_once(
+                lambda moment: _DeliverySlice(noted, caller, moment), caller
+            )
+            if isinstance(found, Event):
+                body = found.body(Delivery)
+                assert body is not None, "it was appended just now"
+                found = _noted(body, found.position)
+            answer: DeliveryReceipt | Refused = found
         except RefusedError as error:
             answer = error.refused
         outcome = "refused" if isinstance(answer, Refused) else "noted"
@@ -326,22 +338,34 @@ class Ledger:
             say(logging.INFO, name, outcome="committed", position=position, replayed=replayed)
 
 
-def _note(store: DecidingStore, caller: Caller, noted: NoteDelivery) -> DeliveryReceipt | Refused:
-    seen = Seen()
-    delivery = step_delivery(noted.step)
-    seen.look(store, (*caller_boundary(caller), delivery))
-    if guards_of(seen, caller).role != "primary":
-        return Refused(Refusal.NOT_AUTHORIZED)
-    earlier, known = seen.one(delivery), seen.body(delivery, Delivery)
-    if earlier is not None and known is not None:
-        return DeliveryReceipt(
-            step=noted.step,
-            candidate_ids=known.candidate_ids,
-            position=earlier.position,
-            replayed=True,
-        )
-    position = None
-    if noted.candidate_ids:
-        body = Delivery(step=noted.step, candidate_ids=noted.candidate_ids)
-        position = store.append(Draft(CandidatesDelivered(), body, (delivery.tag,))).position
-    return DeliveryReceipt(step=noted.step, candidate_ids=noted.candidate_ids, position=position)
+@dataclass(frozen=True, slots=True)
+class _DeliverySlice:
+    """The candidates of one step, noted once by the primary session."""
+
+    noted: NoteDelivery
+    caller: Caller
+    moment: Moment
+
+    def boundary(self, _: Seen) -> Iterator[Selector]:
+        yield from caller_boundary(self.caller)
+        yield step_delivery(self.noted.step)
+
+    def execute(self, seen: Seen) -> Decided | DeliveryReceipt | Refused:
+        guards, delivery = guards_of(seen, self.caller), step_delivery(self.noted.step)
+        if guards.role != "primary":
+            return Refused(Refusal.NOT_AUTHORIZED)
+        earlier, known = seen.one(delivery), seen.body(delivery, Delivery)
+        if earlier is not None and known is not None:
+            return _noted(known, earlier.position, replayed=True)
+        if self.moment.is_fenced:
+            return Refused(Refusal.EXECUTION_FENCED)
+        if not guards.is_bound_by(self.moment.data_sets):
+            return Refused(Refusal.BINDING_MISMATCH)
+        body = Delivery(step=self.noted.step, candidate_ids=self.noted.candidate_ids)
+        if not body.candidate_ids:
+            return _noted(body, None)
+        return Decided(Draft(CandidatesDelivered(), body, (delivery.tag,)))
+
+
+def _noted(body: Delivery, position: int | None, *, replayed: bool = False) -> DeliveryReceipt:
+    return DeliveryReceipt(**dict(body), position=position, replayed=replayed)

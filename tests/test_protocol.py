@@ -1197,6 +1197,54 @@ def test_what_a_provider_answers_is_looked_at_once(hosted, main, firm, later):
     assert hosted.remnants("0123456789abcdefghijABCDEFGHIJ012345").remnants == ()
 
 
+@pytest.mark.parametrize("record", [5, ["x"], {}, b"x", "\ud800", "x" * 10_000_000])
+def test_evidence_of_what_is_no_id_is_refused_before_anybody_is_asked(main, firm, record):
+    assert main.evidence(record).field == "record_id"
+    assert [provider.asked for provider in firm.all] == [0, 0, 0]
+
+
+def test_no_message_is_asked_for_on_behalf_of_who_may_not_see_it(hosted, item, main, firm):
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+    asked = []
+    shown = firm.chats.shown
+    firm.chats.shown = lambda names: (asked.extend(names), shown(names))[1]
+
+    stranger = hosted.acting_as(ModelSession("s-evil", "x"))
+    assert stranger.evidence(ID).refusal is Refusal.NOT_AUTHORIZED
+    assert item.evidence(ID).refusal is Refusal.NOT_AUTHORIZED
+    assert asked == []
+    assert main.evidence(ID).sources[0].ok
+    assert asked == [f"{REF}42"]
+
+
+def test_a_delivery_is_noted_by_the_session_that_the_provider_has_bound(hosted, main, firm):
+    main.propose(KEY, TEXT, sources=[f"{REF}42"])
+    step = main.recall("Chinese", step="step-1")
+    binding, messages = firm.chats.state
+    assert main.note_delivery(step).position is not None
+
+    firm.chats.change((changed(binding, binding_id="b-2", session_id="s-main-2"), messages))
+    before = all_rows(hosted)
+
+    assert main.note_delivery(step).refusal is Refusal.NOT_AUTHORIZED
+    firm.chats.change((binding, messages))
+    firm.chats.fence = lambda _: 0
+    assert main.note_delivery(main.recall("x")).refusal is Refusal.EXECUTION_FENCED
+    firm.chats.before = lambda: 1 / 0
+    down = main.note_delivery(step)
+    assert (down.refusal, down.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert all_rows(hosted) == before
+
+
+def test_a_delivery_too_rests_on_the_data_sets_that_the_space_was_bound_by(opened, main):
+    main.propose(KEY, TEXT, sources=[f"{REF}42"])
+    step = main.recall("Chinese", step="step-1")
+
+    refused = opened().acting_as(main.caller).note_delivery(step)
+
+    assert refused.refusal is Refusal.BINDING_MISMATCH
+
+
 # -- what providers cost --------------------------------------------------------------------------
 
 
@@ -1298,6 +1346,27 @@ def test_a_fence_that_is_no_number_is_a_failed_provider(hosted, item, firm, worl
 
     assert (answer.refusal, answer.field) == (Refusal.OUTCOME_UNKNOWN, "tasks")
     assert states(hosted) == {"op-1": "prepared"}
+
+
+def test_a_provider_that_is_down_is_logged_and_named_where_nobody_is_known(
+    hosted, main, firm, caplog
+):
+    def fail() -> None:
+        raise OSError("the network is down, said Alice")
+
+    firm.chats.before = fail
+    for answer in (main.records(), main.recall("Chinese"), main.evidence(ID)):
+        assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert "provider='conversations' outcome='failed'" in caplog.text
+    assert "Alice" not in caplog.text
+
+    firm.chats.before = lambda: None
+    assert main.records() == ()
+    firm.chats.before = fail
+    caplog.clear()
+    assert main.records() == ()
+    assert "provider='conversations'" in caplog.text
+    assert hosted.records() == ()
 
 
 @pytest.mark.parametrize(
