@@ -88,7 +88,7 @@ class Log:
             self._refuse_rollback()
             self._attach()
             self._settle_keys()
-            self.rewrite_bundles()
+            self._settle_bundles()
             opened.pop_all()
 
     def close(self) -> None:
@@ -397,6 +397,13 @@ class Log:
             if store.head.key_epoch != key_epoch:
                 store.append(Draft(KeysRotated(key_epoch=key_epoch), tags=(ROTATIONS.tag,)))
                 store.set_key_epoch(key_epoch)
+
+    def _settle_bundles(self) -> None:
+        """Rewrites what is out of date, all of them where an earlier version made them."""
+        if self._keyring.keeps_recovery_secret():
+            self.copies.disown_bundles()  # first, as for a new code
+            self._keyring.leave_recovery_secret()
+        self.rewrite_bundles()
 
 
 def holder_of(store: SealedStore) -> Attachment:
