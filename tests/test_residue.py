@@ -1,5 +1,6 @@
 """Residue: after a forget no file holds the words, a key of theirs or a token, and no carver."""
 
+import base64
 import logging
 import sqlite3
 import tempfile
@@ -16,6 +17,7 @@ from memoranda.ledger import sqlite_files
 from memoranda.ledger.errors import Refused, StorageFault
 from memoranda.ledger.log import Log
 from memoranda.ledger.receipts import ForgetReceipt
+from memoranda.ledger.sealing import derive
 from memoranda.tools.memory import Memory
 
 SPACE = "us_alice"
@@ -268,26 +270,43 @@ class Loot:
 
 
 @pytest.fixture
-def robbed(opened: Callable[..., Memory], folder, tmp_path, world) -> Callable[[], Loot]:
+def robbed(cast, folder, tmp_path, world) -> Callable[[], Loot]:
     """A ledger that was backed up, then forgot; the backup folder was away meanwhile."""
 
     def live() -> Loot:
-        memory = opened()
-        code = memory.recovery_code
-        gone = memory.publish("home", CANARY)
-        memory.retire(gone.record_id, 1, f"for {CANARY}")
-        memory.publish("tea", "Green tea is liked.")
+        memory, code = cast.memory, cast.memory.recovery_code
+        record_id = told_everywhere(cast)
+        memory.publish("tea", KEPT)
         wanted = Traces().add(memory, CANARY).key_ids
-        others = Traces().add(memory, "Green tea").key_ids
+        others = Traces().add(memory, KEPT).key_ids
         memory.backup(tmp_path / "away")
         (tmp_path / "away").rename(tmp_path / "drawer")
         world.move(seconds=3)
-        receipt = memory.forget(gone.record_id, 2)
+        receipt = memory.forget(record_id, revision_of(memory, record_id), with_sources=True)
         memory.close()
         held = (files(folder["data"]), files(folder["state"]), files(tmp_path / "drawer"))
         return Loot(wanted, others, receipt, code, *held)
 
     return live
+
+
+def told_everywhere(cast: Cast) -> str:
+    """One record with the canary in whatever lies under a key of its own."""
+    said = {"session": "s-main-1", "seq": 99, "role": "user", "text": f"I said: {CANARY}"}
+    assert [it.ref for it in cast.memory.capture([said])] == [f"{REF}99"]
+    other = cast.memory.remember("Another thing.")
+    made = cast.primary.propose("home", CANARY, sources=[f"{REF}99"])
+    opened = cast.primary.open_conflict(made.record_id, other.record_id, f"conflict {CANARY}")
+    cast.primary.resolve_conflict(opened.conflict_id, "keep_both", f"resolved {CANARY}")
+    cast.primary.accept(made.record_id, 1)
+    request = {"name": "correct", "record_id": made.record_id, "expected_revision": 2}
+    cast.memory.prepare({**request, "operation_id": "op-1", "content": f"intent {CANARY}"})
+    cast.memory.reconcile("op-1", writers_stopped=True, reason=f"reconciled {CANARY}")
+    cast.memory.retire(made.record_id, 2, f"retired {CANARY}")
+    return made.record_id
+
+
+SPOKEN = ("I said: ", "conflict ", "resolved ", "reconciled ", "retired ")
 
 
 KEPT = "Green tea is liked."
@@ -319,14 +338,26 @@ def test_without_the_rotation_an_old_backup_and_the_key_read_everything(robbed, 
     loot = robbed()
 
     assert CANARY not in loot.carver(key=True).texts()
-    assert CANARY in loot.carver(key=True, backup=True).texts()
+    read = loot.carver(key=True, backup=True).texts()
+    assert [it for it in SPOKEN if f"{it}{CANARY}" not in read] == []
+
+
+def test_a_kept_key_that_opens_recovery_copies_would_read_it_without_the_code(cast, robbed):
+    """The twin of what `Keyring` keeps of the code: no more than seals."""
+    raw = base64.b32decode(cast.memory.recovery_code.replace("-", "")[:-4])
+    keyring = cast.memory._parts.log._keyring
+    with keyring._writing():
+        keyring._insert([("recovery", derive(raw, "recovery/v1"))])
+
+    assert CANARY in robbed().carver(key=True, backup=True).texts()
 
 
 def test_the_code_and_an_old_backup_read_it_and_the_receipt_says_so(robbed):
     loot = robbed()
 
-    assert CANARY in loot.carver(key=True, backup=True, code=True).texts()
+    read = loot.carver(key=True, backup=True, code=True).texts()
 
+    assert [it for it in SPOKEN if f"{it}{CANARY}" not in read] == []
     (named,) = loot.receipt.copies
     assert "its key bundle with the recovery code still reads it" in named
     assert "away" in named
