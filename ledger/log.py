@@ -425,8 +425,10 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     try:
+        made = [it for it in (folder, *folder.parents) if not it.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        for each in made:
+            sync_folder(each.parent)
     except OSError as error:
         raise RefusedError(
             Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")
