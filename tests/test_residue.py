@@ -17,7 +17,7 @@ from memoranda.ledger import sqlite_files
 from memoranda.ledger.errors import Refused, StorageFault
 from memoranda.ledger.log import Log
 from memoranda.ledger.receipts import ForgetReceipt
-from memoranda.ledger.sealing import derive
+from memoranda.ledger.sealing import derive, token_of
 from memoranda.tools.memory import Memory
 
 SPACE = "us_alice"
@@ -361,3 +361,21 @@ def test_the_code_and_an_old_backup_read_it_and_the_receipt_says_so(robbed):
     (named,) = loot.receipt.copies
     assert "its key bundle with the recovery code still reads it" in named
     assert "away" in named
+
+
+def test_an_old_file_of_views_and_the_keys_of_today_tell_a_guessed_word_and_no_more(cast, folder):
+    """The honest limit: the index keeps its token key, so views belong in no backup."""
+    record_id = in_content(cast)
+    traces = Traces().add(cast.memory, CANARY)
+    cast.memory._parts.views.truncate()
+    old = (folder["data"] / SPACE / "views.db").read_bytes()
+
+    cast.memory.forget(record_id, 1)
+
+    with cast.memory._parts.views.held() as connection:
+        (key_id,) = connection.execute("SELECT key_id FROM index_key").fetchone()
+    _, index_key = cast.memory._parts.log.index_key(key_id)
+    told = {word: token_of(index_key, word) in old for word in ("quixotry", "windmills")}
+    assert told == {"quixotry": True, "windmills": False}
+    assert traces.tokens
+    assert not [it for it in in_clear(CANARY) | traces.keys if it in old]
