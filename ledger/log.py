@@ -88,7 +88,7 @@ class Log:
             self._refuse_rollback()
             self._attach()
             self._settle_keys()
-            self.rewrite_bundles()
+            self._settle_bundles()
             opened.pop_all()
 
     def close(self) -> None:
@@ -398,6 +398,13 @@ class Log:
                 store.append(Draft(KeysRotated(key_epoch=key_epoch), tags=(ROTATIONS.tag,)))
                 store.set_key_epoch(key_epoch)
 
+    def _settle_bundles(self) -> None:
+        """Rewrites what is out of date, all of them where an earlier version made them."""
+        if self._keyring.keeps_recovery_secret():
+            self.copies.disown_bundles()  # first, as for a new code
+            self._keyring.leave_recovery_secret()
+        self.rewrite_bundles()
+
 
 def holder_of(store: SealedStore) -> Attachment:
     """Which host holds the term, and since which position."""
@@ -418,8 +425,10 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     try:
+        made = [it for it in (folder, *folder.parents) if not it.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        for each in made:
+            sync_folder(each.parent)
     except OSError as error:
         raise RefusedError(
             Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")

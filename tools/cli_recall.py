@@ -7,10 +7,10 @@ import typer
 from rich.console import RenderableType
 
 from memoranda.ledger.errors import Refused
+from memoranda.projections.unseen import visible
 from memoranda.tools.cli_answers import Answer
 from memoranda.tools.cli_run import Json, run_of
 from memoranda.tools.render import line, pairs, proof_page, record_table, zone_page
-from memoranda.tools.unseen import visible
 
 if TYPE_CHECKING:
     from memoranda.projections.query import QueryPage
