@@ -400,10 +400,12 @@ def remove_every_key(path: Path) -> None:
 def install_rows(path: Path, rows: Iterable[KeyRow], *, keeps: bool) -> None:
     """Puts rows of a key bundle into a key file, in place of the others unless it keeps them."""
     with closing(connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as connection:
-        with transaction(connection):
-            if not keeps:
-                connection.execute("DELETE FROM keys")
-            connection.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", rows)
+        try:
+            with transaction(connection):
+                connection.execute("DELETE FROM keys WHERE NOT ?", (keeps,))
+                connection.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise StorageFault("the key file could not be written") from error
         truncate_wal(connection)
 
 

@@ -246,7 +246,8 @@ class Log:
             folder = Path(destination.path) / self.space
             if destination.key_epoch == key_epoch or not folder.is_dir():
                 continue
-            with suppress(OSError):
+            # A disk elsewhere that fails must keep nobody from this one.
+            with suppress(OSError, StorageFault):
                 if not is_anothers(folder, self.data_set):
                     self.write_bundle(destination)
 

@@ -78,6 +78,8 @@ class Oracle:
     """What was ever said about a record."""
     gone: set[str] = field(default_factory=set)
     """What no body may say any more."""
+    fallen: set[str] = field(default_factory=set)
+    """What of it was forgotten, and not only aborted: what no backup gives back either."""
     refs: dict[str, str] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     blocked: set[str] = field(default_factory=set)
@@ -172,7 +174,8 @@ class Oracle:
         self.names[body.operation_id], self.records[body.value["id"]] = operation, record
         self._say(operation, record, body)
         if header.status == "forgotten":
-            self.gone |= set().union(*(self.said.pop(each, set()) for each in self._about(record)))
+            self.fallen |= {it for each in self._about(record) for it in self.said.pop(each, ())}
+            self.gone |= self.fallen
         self._sources(body, previous)
 
     def _about(self, record: str) -> list[str]:

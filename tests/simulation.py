@@ -11,14 +11,18 @@ from tests.oracle import Authority, Oracle
 from tests.providers import Company, company
 
 from memoranda.ledger.authority import BackgroundItem, Caller, ModelSession, PersonClient
+from memoranda.ledger.backups import BackupReport, LogCopy
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Message, RecordCommitted, Task, Value
 from memoranda.ledger.personal import record_id_of
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, ForgetReceipt, Receipt
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.rules import ABORTED
 from memoranda.ledger.stamps import microseconds, moment_of
 from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 SESSIONS = ("s-main-1", "s-main-2")
 ITEMS = ("task-7", "task-9")
@@ -88,6 +92,7 @@ class Simulation:
         self.receipts: dict[str, Receipt | AbortReceipt] = {}
         self.conflicts: list[str] = []
         self.acting: list[Process] = []
+        self.copy_made: LogCopy | None = None
         self.fuse: int | None = None
         self.dies_with_all = False
         self.steps = 0
@@ -209,6 +214,7 @@ class Simulation:
 
     def begin(self, process: Process) -> None:
         self.restart(process)
+        self.code = process.memory.recovery_code
         messages = (
             {"session": session, "seq": seq, "role": "user", "text": f"{session} {seq}"}
             for session, seq in SAID
@@ -312,7 +318,7 @@ class Simulation:
             (30, self.says), (11, self.prepares), (16, self.says_again), (5, self.says_otherwise),
             (11, self.commits_what_is_open), (12, self.guards_change), (5, self.conflict),
             (4, self.many), (7, self.reconciles), (1, self.rotates), (5, self.time_jumps),
-            (3, self.message), (5, self.reads),
+            (3, self.message), (5, self.reads), (2, self.backs_up),
         )  # fmt: skip
         weights, actions = zip(*weighted, strict=True)
         return self.dice.choices(actions, weights)[0]
@@ -452,6 +458,11 @@ class Simulation:
             assert error.refused.refusal is Refusal.EXECUTION_FENCED  # noqa: PT017
             assert process.takeovers != self.oracle.takeovers
 
+    def backs_up(self, process: Process) -> None:
+        answer = process.memory.backup(self.root / "away")
+        assert isinstance(answer, BackupReport)
+        self.copy_made = answer.copy_made
+
     def time_jumps(self, _: Process) -> None:
         self.world.move(seconds=self.dice.choice([0.001, 1, 61, 90, 4000, -1, -61, -4000]))
 
@@ -527,7 +538,26 @@ class Simulation:
         assert last.memory.audit.verify().findings == ()
         chain = last.memory._parts.log.head().chain
         last.memory.close()
+        if self.copy_made:
+            self.comes_back(self.copy_made)
         return chain.hex()
+
+    def comes_back(self, copy: LogCopy) -> None:
+        """On an empty machine: all that had ended by then, and nothing of what is gone since."""
+        machine = self.root / "machine"
+        where = {"data": machine / "data", "state": machine / "state", "home": machine}
+        settings, asked = load_settings(space="us_alice", **where), Asked(code=self.code)
+        report = restore(settings, self.world.stamps, self.root / "away", asked)
+        assert (report.position, report.findings, report.is_served) == (copy.position, (), True)
+        with open_memory("us_alice", **where, stamps=self.world.stamps, create=False) as memory:
+            self.nothing_is_told(memory, self.oracle.fallen)
+            for operation, receipt in self.receipts.items():
+                if receipt.position <= copy.position:
+                    assert memory.operation(operation).receipt.position == receipt.position
+            values = [it for it in self.oracle.values.values() if it]
+            forgotten = {it["id"] for it in values if it["status"] == "forgotten"}
+            for read in memory.records(include_inactive=True):
+                assert read.record.id not in forgotten or read.record.status == "forgotten"
 
     def nothing_is_half_there(self, memory: Memory) -> None:
         """Every operation is complete or absent, and no body says what is gone."""
@@ -538,10 +568,13 @@ class Simulation:
                 assert self.oracle.agrees(read, operation)
             else:
                 assert isinstance(read, Refused) or read.intent is None
+        self.nothing_is_told(memory, self.oracle.gone)
+
+    def nothing_is_told(self, memory: Memory, gone: set[str]) -> None:
         with memory._parts.log.reading() as store:
             bodies = [event.body(Value) for event in store.page(0, 10_000)]
         kept = " ".join(body.model_dump_json() for body in bodies if body)
-        assert not [text for text in self.oracle.gone if text in kept]
+        assert not [text for text in gone if text in kept]
 
 
 def drop(memory: Memory) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from tests.simulation import Simulation
 
-from memoranda.ledger import decisions, guards, reconcile, rules
+from memoranda.ledger import decisions, guards, reconcile, restoring, rules
 from memoranda.ledger.case import Case
 from memoranda.ledger.events import OperationAborted
 from memoranda.ledger.log import Log
 from memoranda.ledger.protection import Held
+from memoranda.ledger.replaying import Replayed
 from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sqlite_log import SQLiteRecorder, SQLiteTransaction
 
@@ -125,6 +126,10 @@ def a_forget_only_says_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "remove_keys", lambda *_: None)
 
 
+def a_restore_forgets_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(restoring, "replay", lambda *_: Replayed())
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -137,6 +142,7 @@ def a_forget_only_says_so(patch: pytest.MonkeyPatch) -> None:
         a_retry_is_a_new_operation,
         a_live_host_is_not_asked_for,
         a_forget_only_says_so,
+        a_restore_forgets_nothing_again,
     ],
 )
 def test_a_planted_bug_is_found(memory_folder, monkeypatch, plant):
