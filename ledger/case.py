@@ -21,7 +21,7 @@ from memoranda.ledger.events import (
     ConflictChanged,
     DataSets,
     ForgetReason,
-    Held,
+    HeldWords,
     IntentBody,
     Json,
     OperationAborted,
@@ -164,17 +164,17 @@ class Case:
         return self.request.key or kept or (self.taken_back.key if self.taken_back else None)
 
     @property
-    def held(self) -> list[Event]:
+    def held_copies(self) -> list[Event]:
         """What is held of the record for the person."""
         return still_held(self.seen.all(held_on(self.request.record_id)))
 
     @property
-    def taken_back(self) -> Held | None:
+    def taken_back(self) -> HeldWords | None:
         """The words that a take-back means, while their window lasts."""
         revision = self.request.change.held_revision if self.request.change else None
-        lasting = (it for it in self.held if self.moment.log_time < until_of(it))
+        lasting = (it for it in self.held_copies if self.moment.log_time < until_of(it))
         meant = [it for it in lasting if revision in {None, revision_of(it)}]
-        return meant[-1].body(Held) if meant else None
+        return meant[-1].body(HeldWords) if meant else None
 
     @property
     def is_held_back(self) -> bool:

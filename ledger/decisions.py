@@ -28,7 +28,7 @@ from memoranda.ledger.events import (
     Conflict,
     ConflictChanged,
     ForgetHeld,
-    Held,
+    HeldWords,
     IntentBody,
     OperationAborted,
     OperationPrepared,
@@ -313,7 +313,7 @@ def _held(case: Case) -> Iterator[Draft]:
 
 def _copy(case: Case, stored: Stored, value: AnyRecord) -> Draft:
     assert isinstance(value, Record), "a tombstone says nothing"
-    words = Held(
+    words = HeldWords(
         record_id=value.id,
         key=stored.body.key,
         content=value.content,
@@ -343,8 +343,8 @@ def _falling(case: Case) -> list[Event]:
     events = [
         *case.seen.all(history_of(record_id)),
         *case.seen.all(intents_on(record_id)),
-        # Held for the person, what an earlier forget took is theirs alone to erase.
-        *(case.held if case.guards.role == "client" else ()),
+        # HeldWords for the person, what an earlier forget took is theirs alone to erase.
+        *(case.held_copies if case.guards.role == "client" else ()),
         *(
             event
             for event in case.seen.all(conflicts_about(record_id))

@@ -392,7 +392,7 @@ class KeysRotated(Header):
     key_epoch: int
 
 
-class Held(Body):
+class HeldWords(Body):
     """What a revision of a forgotten record said, and when that held."""
 
     record_id: str
@@ -409,7 +409,7 @@ class ForgetHeld(Header):
     """
 
     TOPIC: ClassVar[str] = "forget.held/1"
-    BODY: ClassVar[type[Value] | None] = Held
+    BODY: ClassVar[type[Value] | None] = HeldWords
 
     revision: int
     until: int

@@ -107,8 +107,8 @@ class Forgetting:
             return
         with self._log.deciding() as store:
             held, now = all_held(store), store.now
+            kept = [] if is_early else [it for it in held if until_of(it) > now]
             falling = [it for it in held if is_early or until_of(it) <= now]
-            kept = [it for it in held if it not in falling]
             if falling:
                 through = kept[0].position - 1 if kept else store.head.position
                 apply(store, _released(falling, through, is_early=is_early))

@@ -217,7 +217,7 @@ def _takes_held(case: Case) -> bool:
     """Whether the person forgets, once more and for good, what is held for them."""
     change = case.request.change
     is_forget = change is not None and change.action == "forget"
-    is_gone = isinstance(case.previous, Tombstone) and bool(case.held)
+    is_gone = isinstance(case.previous, Tombstone) and bool(case.held_copies)
     return is_forget and case.guards.role == "client" and is_gone
 
 

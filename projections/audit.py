@@ -13,7 +13,7 @@ from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
     ForgetReleased,
-    Held,
+    HeldWords,
     KeysRotated,
     MessageCaptured,
     MessageForgotten,
@@ -267,7 +267,7 @@ class Verifier:
         self._term_of(event)
         self._intent(event)
         self._erasure(event)
-        if isinstance(body, Held):
+        if isinstance(body, HeldWords):
             self._names(store, event, Tag("personal:rec", body.record_id))
         operation = event.tag("personal:op")
         if isinstance(body, NamedBody) and operation:

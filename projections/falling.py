@@ -15,7 +15,7 @@ from memoranda.ledger.candidates import (
 from memoranda.ledger.capturing import session_messages
 from memoranda.ledger.commands import admit
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import Held, Message, Status, Value
+from memoranda.ledger.events import HeldWords, Message, Status, Value
 from memoranda.ledger.guards import Seen, captured_at, message_guard
 from memoranda.ledger.holding import all_held, held_on, still_held
 from memoranda.ledger.log import Log
@@ -64,7 +64,7 @@ class Falling:
                     "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
                 )
                 ids = [id_text(kept) for (kept,) in rows]
-                held = [words.record_id for it in all_held(store) if (words := it.body(Held))]
+                held = [words.record_id for it in all_held(store) if (words := it.body(HeldWords))]
                 return Fall(records=tuple(_lines(store, dict.fromkeys(ids + held))), messages=())
             refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
             ids = [record_id for ref in refs for record_id in _derived(store, ref)]
@@ -124,5 +124,5 @@ def _content(store: SealedStore, stored: Stored) -> str | None:
     if isinstance(stored.value, Record):
         return stored.value.content
     held = still_held(store.select(held_on(stored.value.id)))
-    words = held[-1].body(Held) if held else None
+    words = held[-1].body(HeldWords) if held else None
     return words.content if words else None

@@ -11,7 +11,7 @@ from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import (
-    Held,
+    HeldWords,
     Message,
     MessageCaptured,
     RecordBody,
@@ -130,7 +130,7 @@ def _remnant(event: Event, body: Value) -> Remnant:
         return Remnant(kind="message", position=event.position, names=ref)
     if isinstance(event.header, RecordCommitted) and isinstance(body, RecordBody):
         return Remnant(kind="record", position=event.position, names=str(body.value["id"]))
-    if isinstance(body, Held):
+    if isinstance(body, HeldWords):
         return Remnant(kind="held", position=event.position, names=body.record_id)
     return Remnant(kind="event", position=event.position, names=event.header.TOPIC)
 

@@ -29,7 +29,7 @@ from memoranda.ledger.events import (
     ForgetHeld,
     ForgetReleased,
     Header,
-    Held,
+    HeldWords,
     IntentBody,
     KeysRotated,
     LedgerRestored,
@@ -340,7 +340,7 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
     "forget.held/1": [
         (
             ForgetHeld(revision=2, until=1_790_000_000_000_000),
-            Held(
+            HeldWords(
                 record_id=HOME,
                 key="home",
                 content="I moved to Kyoto 🥜",
@@ -350,7 +350,9 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
         ),
         (
             ForgetHeld(revision=1, until=1_790_000_000_000_001),
-            Held(record_id="old-7", key=None, content="Tea", effective_at=None, expires_at=None),
+            HeldWords(
+                record_id="old-7", key=None, content="Tea", effective_at=None, expires_at=None
+            ),
         ),
     ],
     "forget.released/1": [
