@@ -65,7 +65,7 @@ class Log:
         self.is_closed = False
         self._stamps = stamps
         self._anchor, self.journal, self.copies = witnesses(place.state)
-        self._seen: tuple[int, int] | None = None
+        self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
         self._vault.unlock()  # before the lock, since a passphrase takes its time
@@ -120,7 +120,7 @@ class Log:
             if self._term is not None:
                 self._refuse_if_fenced(store)
             yield store
-            self._seen = (transaction.head.position, transaction.head.key_epoch)
+            self._seen = transaction.head
             if self._term is not None:
                 self._term = transaction.head.term
         if self._anchor.is_behind(store.head, ANCHOR_EVENTS):
@@ -144,6 +144,11 @@ class Log:
         self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
             return snapshot.head
+
+    @property
+    def seen(self) -> Head:
+        """The head as this opening last saw it; what others appended since is not in it."""
+        return self._seen
 
     @property
     def data_set(self) -> str:
@@ -283,12 +288,12 @@ class Log:
 
     def _notice(self, head: Head) -> None:
         # What another process appended may be a forget or a rotation.
-        if self._seen != (head.position, head.key_epoch):
+        if (self._seen.position, self._seen.key_epoch) != (head.position, head.key_epoch):
             self._keyring.heed_others()
-            if self._seen and self._seen[1] != head.key_epoch:
+            if self._seen.position and self._seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()
-            self._seen = (head.position, head.key_epoch)
+            self._seen = head
 
     def _is_new(self, place: Place) -> bool:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""

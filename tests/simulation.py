@@ -3,6 +3,7 @@
 import random  # noqa: TID251  # seeded dice, no entropy
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ GOING_ON: dict[str | None, tuple[str, ...]] = {
     "accepted": ("correct", "correct", "tier", "retire", "forget"),
     "retired": ("reactivate", "forget"),
     "rejected": (*OPENING, "forget"),
-    "forgotten": OPENING,
+    "forgotten": (*OPENING, "take_back", "take_back", "take_back"),
 }
 BY_HAND = {"propose": "publish", "revise": "correct"}
 BETWEEN = {"commit:prepared", "commit:protected", "reconcile:drained"}
@@ -98,7 +99,8 @@ class Simulation:
         self.steps = 0
         is_foreign = self.chance(0.4)
         self.firm = hired(self.trouble) if is_foreign else None
-        self.oracle = Oracle(Authority(), is_embedded=not is_foreign)
+        self.window_hours = 2 * (seed % 2)
+        self.oracle = Oracle(Authority(), is_embedded=not is_foreign, has_window=seed % 2 > 0)
         ports = self.firm.ports if self.firm else EMBEDDED
         places = ("local", ports), ("local", ports), ("local", EMBEDDED), ("other", ports)
         self.processes = [Process(*place) for place in places]
@@ -198,6 +200,7 @@ class Simulation:
         process.memory = open_memory(
             "us_alice", data=folder / "data", state=folder / "state", home=folder,
             stamps=self.world.stamps, host=process.host, ports=process.ports,
+            forget_window_hours=self.window_hours,
         )  # fmt: skip
         self.look(process)
         process.takeovers = self.oracle.takeovers
@@ -207,6 +210,9 @@ class Simulation:
         with self.alive[0].memory._parts.log.reading() as store:
             for event in store.page(self.oracle.position, 1000):
                 self.oracle.take(event, process.host)
+                # By the clock: where it has jumped back, the log's own time is ahead of it.
+                clock = microseconds(self.world.moment)
+                self.oracle.wrote[process.host] = min(event.recorded_at, clock)
                 if isinstance(event.header, RecordCommitted):
                     process.committed.add(event.position)
 
@@ -362,6 +368,7 @@ class Simulation:
             "retire": {**on_record, "reason": f"«{operation}»"},
             "tier": {**on_record, "tier": self.dice.choice(["core", "detail"])},
             "reactivate": on_record,
+            "take_back": on_record,
             "forget": {**on_record, "with_sources": self.chance(0.2)},
         }[name]
         self.sent.append((caller, {"name": name, "operation_id": operation, **fields}))
@@ -521,10 +528,14 @@ class Simulation:
         self.world.at_step = lambda _: None
         head = self.alive[0].memory._parts.log.head()
         for process in self.alive:
+            # A closing finishes what is owed; here, while somebody can see who appended it.
+            with suppress(RefusedError):
+                process.memory.finish_forgets()
+            self.look(process)
             process.memory.close()
             process.memory = None
         self.world.moment = max(self.world.moment, moment_of(head.recorded_at))
-        self.world.move(seconds=61)
+        self.world.move(hours=self.window_hours, seconds=61)
         last = Process("local", EMBEDDED)
         self.processes = [last]
         self.act(last, self.restart)
@@ -533,6 +544,8 @@ class Simulation:
             assert isinstance(first, AbortReceipt)
             assert self.settle(last, operation) == first
         assert not self.oracle.open
+        assert not self.oracle.held
+        assert not self.oracle.kept
         self.reads(last)
         self.nothing_is_half_there(last.memory)
         assert last.memory.audit.verify().findings == ()

@@ -13,6 +13,7 @@ from tests.simulation import Simulation
 from memoranda.ledger import decisions, guards, reconcile, restoring, rules
 from memoranda.ledger.case import Case
 from memoranda.ledger.events import OperationAborted
+from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.log import Log
 from memoranda.ledger.protection import Held
 from memoranda.ledger.replaying import Replayed
@@ -130,6 +131,14 @@ def a_restore_forgets_nothing_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(restoring, "replay", lambda *_: Replayed())
 
 
+def a_models_forget_is_not_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Case, "is_held_back", False)
+
+
+def what_is_held_is_never_let_go_of(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Forgetting, "release", lambda *_, **__: None)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -143,6 +152,8 @@ def a_restore_forgets_nothing_again(patch: pytest.MonkeyPatch) -> None:
         a_live_host_is_not_asked_for,
         a_forget_only_says_so,
         a_restore_forgets_nothing_again,
+        a_models_forget_is_not_held,
+        what_is_held_is_never_let_go_of,
     ],
 )
 def test_a_planted_bug_is_found(memory_folder, monkeypatch, plant):

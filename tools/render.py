@@ -38,6 +38,7 @@ _DEEDS = {
     "retire": "retired",
     "reactivate": "brought back",
     "forget": "forgotten",
+    "take_back": "taken back",
     "migrate": "taken over",
 }
 
