@@ -1,7 +1,6 @@
 """Data keys: minted in batches, wrapped by the key epoch's wrapping key, re-wrapped by rotation."""
 
 import base64
-import hashlib
 import hmac
 import sqlite3
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import SPACE_KEY
 from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of, read_code
 from memoranda.ledger.sealing import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -57,8 +57,6 @@ _SECRET_ROW = "secret"  # noqa: S105  # the row's name, not a password
 _RECOVERY_ROW = "recovery/public"
 _RECOVERY_SECRET_ROW = "recovery"  # noqa: S105  # what earlier versions kept in its place
 _RECOVERY_ROWS = (_RECOVERY_ROW, _RECOVERY_SECRET_ROW)
-_RECOVERY_CODE_BYTES = 20
-_RECOVERY_CHECK_CHARACTERS = 4
 
 
 class Keyring:
@@ -284,11 +282,10 @@ class Keyring:
         What is kept of it seals copies after each rotation without the person, and opens none:
         with the keys of today, nobody opens a copy from before a forget.
         """
-        raw = self._stamps.entropy(_RECOVERY_CODE_BYTES)
-        text = base64.b32encode(raw).decode() + _check_characters(raw)
+        raw = self._stamps.entropy(CODE_BYTES)
         with self._writing():
-            self._put_recovery(_recovery_key(raw))
-        return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
+            self._put_recovery(key_of(raw))
+        return code_of(raw)
 
     def keeps_recovery_secret(self) -> bool:
         """Whether an earlier version left here what opens recovery copies."""
@@ -305,10 +302,10 @@ class Keyring:
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the current recovery code of this space."""
-        raw = _read_code(code)
+        raw = read_code(code)
         if raw is None or self._row(_RECOVERY_ROW) is None:
             return False
-        return hmac.compare_digest(public_of(_recovery_key(raw)), self._secret(_RECOVERY_ROW))
+        return hmac.compare_digest(public_of(key_of(raw)), self._secret(_RECOVERY_ROW))
 
     def recovery_copy(self) -> bytes:
         """The current wrapping key for the recovery code alone: what a key bundle holds."""
@@ -411,12 +408,12 @@ def install_rows(path: Path, rows: Iterable[KeyRow], *, keeps: bool) -> None:
 
 def open_recovery_copy(copy: bytes, code: str, space: str) -> tuple[int, bytes]:
     """Key epoch and wrapping key out of a recovery copy; raises IntegrityFault for a wrong code."""
-    raw = _read_code(code)
+    raw = read_code(code)
     if raw is None:
         raise IntegrityFault("this is no recovery code: a character was mistyped")
     key_epoch = int.from_bytes(copy[:4])
     bound = _bound(space, _RECOVERY_ROW, key_epoch)
-    return key_epoch, open_sealed_to(_recovery_key(raw), copy[4:], bound)
+    return key_epoch, open_sealed_to(key_of(raw), copy[4:], bound)
 
 
 def bundle_key_in(rows: Iterable[KeyRow], wrapping_key: bytes, space: str) -> bytes:
@@ -436,22 +433,3 @@ def _bound(space: str, key_id: str, key_epoch: int) -> bytes:
 def _bound_epoch(space: str, key_epoch: int) -> bytes:
     # A rotation asks for it twice a key.
     return b"key/v1" + framed(space.encode(), pack(">I", key_epoch))
-
-
-def _recovery_key(raw: bytes) -> bytes:
-    return derive(raw, "recovery/v1")
-
-
-def _check_characters(raw: bytes) -> str:
-    digest = hashlib.sha256(b"recovery-check" + raw).digest()
-    return base64.b32encode(digest).decode()[:_RECOVERY_CHECK_CHARACTERS]
-
-
-def _read_code(code: str) -> bytes | None:
-    text = "".join(code.split()).replace("-", "").upper()
-    body, check = text[:-_RECOVERY_CHECK_CHARACTERS], text[-_RECOVERY_CHECK_CHARACTERS:]
-    try:
-        raw = base64.b32decode(body)
-    except ValueError:
-        return None
-    return raw if _check_characters(raw) == check else None
