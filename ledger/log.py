@@ -234,6 +234,8 @@ class Log:
         """Writes the key bundle of a destination, durably, and notes its key epoch."""
         with self._lock.held():
             folder = Path(destination.path) / self.space
+            # The code opens one wrapping key: a rotation that was cut short leaves keys under two.
+            self._settle_keys()
             self._write_anchor(by=1)
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
