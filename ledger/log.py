@@ -235,7 +235,8 @@ class Log:
         with self._lock.held():
             folder = Path(destination.path) / self.space
             # The code opens one wrapping key: a rotation that was cut short leaves keys under two.
-            self._settle_keys()
+            if len(self._vault.epochs()) > 1:
+                self._settle_keys()
             self._write_anchor(by=1)
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
