@@ -169,7 +169,8 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 def _check_store(fields: Json, space: str) -> None:
     """The first line says whose store it is, and that both packages know of the move."""
-    if fields.get("kind") != "store" or fields.get("format") not in {FORMAT, EXPORT_FORMAT}:
+    # A list may stand there, which no set takes.
+    if fields.get("kind") != "store" or fields.get("format") not in (FORMAT, EXPORT_FORMAT):
         message = f"does not say that this is a store of the format {FORMAT} or {EXPORT_FORMAT}"
         raise broken("line 1", message)
     if fields.get("user_space_id") != space:

@@ -832,6 +832,9 @@ def test_a_line_that_no_store_has_breaks_it_whole_and_is_named_by_number(line, m
         ({**HEAD, "user_space_id": None}, "user_space_id"),
         ({**HEAD, "format": "personal-records/2"}, "line 1"),
         ({**HEAD, "kind": "record"}, "line 1"),
+        ({**HEAD, "format": ["personal-records/1"]}, "line 1"),
+        ({**HEAD, "format": {}}, "line 1"),
+        ({**HEAD, "kind": ["store"]}, "line 1"),
     ],
 )
 def test_a_store_of_another_space_or_format_is_refused_whole(head, field, memory, old):
