@@ -283,8 +283,7 @@ class Takeover:
         if self._is_held(record.id):
             return Refused(Refusal.OUTCOME_UNKNOWN, "value.id")
         cited, claimed = source_refs(record), claims(record)
-        moved = (*claimed, *record.blocked_sources)
-        self._look((*cited, *moved))
+        self._look(cited)
         for place, ref in enumerate(cited):
             if self.survey.blocks.holder(ref) is not None or is_blocked(self.seen, ref):
                 return Refused(Refusal.SOURCE_FORGOTTEN, f"value.sources.{place}")
@@ -298,7 +297,8 @@ class Takeover:
             expected=None,
             value=record.model_dump(mode="json"),
         )
-        return self._record_draft(record, body, {subject(ref) for ref in moved})
+        moved = {subject(ref) for ref in (*claimed, *record.blocked_sources)}
+        return self._record_draft(record, body, moved)
 
     def _is_held(self, record_id: str) -> bool:
         """Whether an operation without an end holds the record."""

@@ -22,6 +22,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import MigrationCompleted, RecordBody, RecordCommitted
 from memoranda.ledger.legacy import LINE_BYTES_MAX
 from memoranda.ledger.personal import Record, record_id_of
+from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.records import id_bytes, id_text
@@ -1016,6 +1017,26 @@ def test_race_21_the_first_write_of_an_id_and_its_migration_have_one_order(
 def test_a_dry_run_waits_for_no_writer(memory, old, folder):
     with SpaceLock(folder["data"] / "us_alice" / "lock", 1.0).held():
         assert report(memory.migrate(old(record("a")), dry_run=True)).imported == 1
+
+
+def test_what_a_tombstone_blocks_costs_no_look_into_the_log(memory, old, monkeypatch):
+    looks: list[object] = []
+    select = SealedStore.select
+
+    def counted(store: SealedStore, *arguments: Any) -> Any:
+        looks.append(arguments)
+        return select(store, *arguments)
+
+    monkeypatch.setattr(SealedStore, "select", counted)
+    counts = []
+    for name, many in (("few", 2), ("many", 200)):
+        looks.clear()
+        blocked = [ref(f"{many}{at}") for at in range(many)]
+        report(memory.migrate(old(tombstone(name, *blocked))))
+        counts.append(len(looks))
+
+    assert counts[0] == counts[1]
+    assert 0 < counts[0] < 20
 
 
 # -- nothing is served before -----------------------------------------------------------------
