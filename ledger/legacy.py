@@ -295,6 +295,25 @@ def _time(given: object) -> object:
         return given
 
 
+def names_in(record: AnyRecord) -> dict[str, str]:
+    """The ids and refs of a record by field, each once; references of messages say nothing."""
+    fields = {record.id: "value.id"}
+    refs = [(f"value.blocked_sources.{at}", ref) for at, ref in enumerate(record.blocked_sources)]
+    if isinstance(record, Record):
+        fields.setdefault(record.contributor_agent_id, "value.contributor_agent_id")
+        fields.setdefault(record.updated_by_agent_id, "value.updated_by_agent_id")
+        for at, made in enumerate(record.contributions):
+            fields.setdefault(made.agent_id, f"value.contributions.{at}.agent_id")
+            place = f"value.contributions.{at}.executor_session_id"
+            fields.setdefault(made.executor_session_id, place)
+        refs += [(f"value.sources.{at}", source.ref) for at, source in enumerate(record.sources)]
+        refs += [(f"value.rejections.{at}.ref", it.ref) for at, it in enumerate(record.rejections)]
+    for place, ref in refs:
+        if parse_ref(ref) is None:
+            fields.setdefault(ref, place)
+    return {place: name for name, place in fields.items()}
+
+
 def _fault(record: AnyRecord, space: str) -> Refused | None:
     """What the form alone does not show."""
     if record.user_space_id != space:

@@ -49,11 +49,11 @@ from memoranda.ledger.legacy import (
     id_of,
     key_of,
     known,
+    names_in,
     record_of,
 )
 from memoranda.ledger.personal import (
     AnyRecord,
-    Record,
     Tombstone,
     claims,
     read_record,
@@ -234,7 +234,7 @@ class Takeover:
                 is_buried = standing == "forgotten" and value.get("status") != "forgotten"
                 return "suppressed" if is_buried else "already_there"
         record = record_of(value, self.store.space, self.unknown)
-        if isinstance(record, Record):
+        if not isinstance(record, Refused):
             record = self._screened(record)
         if isinstance(record, Refused):
             return record
@@ -251,14 +251,11 @@ class Takeover:
             return event.header.status
         return None
 
-    def _screened(self, record: Record) -> Record | Refused:
-        refs = {
-            f"value.sources.{place}": source.ref
-            for place, source in enumerate(record.sources)
-            if source.kind != "personal_message"
-        }
-        if isinstance(refused := screen(refs, "refuse"), Refused):
+    def _screened(self, record: AnyRecord) -> AnyRecord | Refused:
+        if isinstance(refused := screen(names_in(record), "refuse"), Refused):
             return refused
+        if isinstance(record, Tombstone):
+            return record
         texts = record_texts(record)
         screened = screen(texts, self.secrets)
         if isinstance(screened, Refused) or screened == texts:
@@ -347,6 +344,9 @@ class Takeover:
         mark = admit(SourceMark, known(fields, SourceMark, self.unknown))
         if isinstance(mark, Refused):
             return mark
+        secret = screen({} if parse_ref(mark.ref) else {"ref": mark.ref}, "refuse")
+        if isinstance(secret, Refused):
+            return secret
         self._look([mark.ref])
         marks = (event.body(BlockedSource) for event in self.seen.all(blocks_of(mark.ref)))
         if f"source\0{mark.ref}" in self.named or mark.ref in {it.ref for it in marks if it}:
@@ -359,6 +359,8 @@ class Takeover:
         mark = admit(ConflictMark, known(fields, ConflictMark, self.unknown))
         if isinstance(mark, Refused):
             return mark
+        if isinstance(secret := screen({"other_id": mark.other_id or ""}, "refuse"), Refused):
+            return secret
         # A pair has one conflict, whichever side is named first; a mark may lack its partner.
         pair = "\0".join(("conflict", *sorted((mark.candidate_id, mark.other_id or ""))))
         operation_id = _operation_id(pair)

@@ -700,6 +700,16 @@ REFUSED: list[tuple[Json, str, str]] = [
      "value.rejections.0"),
     ({"blocked_sources": [7]}, "invalid_value", "value.blocked_sources.0"),
     ({"blocked_sources": ["old:a"]}, "source_forgotten", "value.sources.0"),
+    ({"id": SECRET}, "secret_detected", "value.id"),
+    ({"contributor_agent_id": SECRET}, "secret_detected", "value.contributor_agent_id"),
+    ({"updated_by_agent_id": SECRET}, "secret_detected", "value.updated_by_agent_id"),
+    ({"contributions": [{"agent_id": SECRET, "executor_session_id": "s", "revision": 3}]},
+     "secret_detected", "value.contributions.0.agent_id"),
+    ({"contributions": [{"agent_id": "a", "executor_session_id": SECRET, "revision": 3}]},
+     "secret_detected", "value.contributions.0.executor_session_id"),
+    ({"rejections": [{"ref": SECRET, "reason": "r", "revision": 1}]}, "secret_detected",
+     "value.rejections.0.ref"),
+    ({"blocked_sources": ["x", SECRET]}, "secret_detected", "value.blocked_sources.1"),
 ]  # fmt: skip
 
 
@@ -733,6 +743,10 @@ def test_a_record_that_breaks_a_rule_is_refused_by_its_line_and_the_others_go_on
         (forgotten_source(SURROGATE), "invalid_request", "ref"),
         (tombstone("t", revision=0), "invalid_value", "value.revision"),
         (tombstone("t", SURROGATE), "invalid_value", "value.blocked_sources.0"),
+        (tombstone("t", SECRET), "secret_detected", "value.blocked_sources.0"),
+        (tombstone(SECRET), "secret_detected", "value.id"),
+        (forgotten_source(SECRET), "secret_detected", "ref"),
+        (conflict("c", SECRET), "secret_detected", "other_id"),
     ],
 )
 def test_a_mark_or_tombstone_that_breaks_a_rule_is_refused_by_its_line(
@@ -742,6 +756,7 @@ def test_a_mark_or_tombstone_that_breaks_a_rule_is_refused_by_its_line(
 
     assert [(it.line, it.code, it.field) for it in answer.refused_lines] == [(3, code, field)]
     assert answer.imported == 1
+    assert memory.remnants("AKIAIOSFODNN7EXAMPLQ").remnants == ()
 
 
 def test_nothing_of_a_refused_line_is_repeated_anywhere(memory, old, caplog):
