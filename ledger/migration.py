@@ -11,13 +11,13 @@ from memoranda.ledger.entries import Draft
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
 from memoranda.ledger.events import Actor, MigrationBody
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
-from memoranda.ledger.legacy import LegacyStore
+from memoranda.ledger.legacy import LegacyStore, surveyed
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.takeover import COMPLETION, MigrationReport, Progress, Takeover, surveyed
+from memoranda.ledger.takeover import COMPLETION, MigrationReport, Progress, Takeover
 
 
 class Migration:

@@ -443,14 +443,13 @@ def test_every_line_counts_once(memory, primary, old):
     first = report(memory.migrate(old(*lines)))
 
     assert sums(first) == {
-        "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 2, "suppressed": 1,
-        "invalid_value": 3, "invalid_transition": 1, "not_found": 1, "source_forgotten": 1,
+        "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 3, "suppressed": 1,
+        "invalid_value": 2, "invalid_transition": 1, "not_found": 1, "source_forgotten": 1,
     }  # fmt: skip
     assert sum(sums(first).values()) == len(lines)
     assert [(it.line, it.code, it.field) for it in first.refused_lines] == [
         (4, "invalid_value", "value.id"),
         (5, "invalid_value", "value.content"),
-        (7, "invalid_value", "value.id"),
         (10, "invalid_transition", "candidate_id"),
         (11, "not_found", "candidate_id"),
         (15, "source_forgotten", "value.sources.0"),
@@ -587,6 +586,67 @@ def test_a_blocked_mark_is_closed_to_every_key_and_caller(memory, primary, task_
     assert sums(answer) == {"blocked": 2}
     assert {it.refusal for it in refusals} == {Refusal.SOURCE_FORGOTTEN}
     assert primary.propose("tea", "Tea", sources=[ref("42#6-8")]).status == "candidate"
+    assert is_whole(memory)
+
+
+# -- several lines of one id, and what a refused one blocks ---------------------------------------
+
+
+@pytest.mark.parametrize("blocked", [ref("42"), ref("88")])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2, 1)])
+def test_what_a_store_calls_forgotten_is_not_served_wherever_the_tombstone_stands(
+    order, blocked, memory, primary, old, folder
+):
+    live = [record(ID, sources=[source(ref("42"))], revision=revision) for revision in (3, 7)]
+    lines = [live[0], tombstone(ID, blocked), live[1]]
+    path = old(*(lines[at] for at in order))
+
+    dry, answer = memory.migrate(path, dry_run=True), report(memory.migrate(path))
+
+    assert sums(answer) == {"imported": 1, "suppressed": len(order) - 1}
+    assert dry == answer
+    assert memory.records() == ()
+    assert memory.read(ID, include_inactive=True).record.status == "forgotten"
+    assert primary.publish("tea", "Tea", sources=[blocked]).refusal is Refusal.SOURCE_FORGOTTEN
+    before = rows(folder)
+    assert sums(memory.migrate(path)) == {"already_there": 1, "suppressed": len(order) - 1}
+    assert rows(folder) == before
+    assert is_whole(memory)
+
+
+@pytest.mark.parametrize("revisions", [(3, 4), (4, 3), (4, 4), (True, 4)])
+def test_of_several_live_lines_of_one_id_the_highest_revision_counts(revisions, memory, old):
+    lines = [record("a", revision=it, content=f"words {it}") for it in revisions]
+
+    answer = report(memory.migrate(old(*lines)))
+
+    assert sums(answer) == {"imported": 1, "invalid_value": 1}
+    assert memory.read("a").record.content == "words 4"
+
+
+def test_older_words_do_not_stand_in_for_newer_ones_that_are_refused(memory, old):
+    answer = memory.migrate(old(record("a"), record("a", revision=4, content="")))
+
+    assert sums(answer) == {"invalid_value": 2}
+    assert memory.records() == ()
+
+
+def test_what_a_line_that_is_not_taken_over_blocks_stays_blocked(memory, primary, old, folder):
+    broken, unnamed = tombstone("gone", ref("42#0-6"), SURROGATE), tombstone("", "notes.md")
+    again = record("twice", blocked_sources=[ref("88")])
+    path = old(broken, unnamed, again, record("twice", revision=4), record("gone"))
+
+    answer = report(memory.migrate(path))
+
+    assert sums(answer) == {"imported": 1, "suppressed": 1, "invalid_value": 3}
+    file = {"kind": "file", "ref": "notes.md"}
+    answers = [primary.publish("tea", "Tea", sources=[ref(it)]) for it in ("42#5-7", "88")]
+    answers.append(memory.publish("tea", "Tea", sources=[file]))
+    assert [it.refusal for it in answers] == 3 * [Refusal.SOURCE_FORGOTTEN]
+    assert primary.publish("tea", "Tea", sources=[ref("42#6-9")]).to_revision == 1
+    before = rows(folder)
+    assert sums(memory.migrate(path)) == {"already_there": 1, "suppressed": 1, "invalid_value": 3}
+    assert rows(folder) == before
     assert is_whole(memory)
 
 
