@@ -69,6 +69,9 @@ from memoranda.ledger.sources import parse_ref, subject
 
 COMPLETION = Selector(Tag("migration", ""), (MigrationCompleted,))
 COMMAND: Json = {"name": "migrate"}
+WAITING = Refusal.OUTCOME_UNKNOWN
+"""What an operation without an end holds is refused for now only, so nothing is complete yet."""
+
 LISTED_MAX = 1000
 """Refused lines and overlaps that are told one by one; the counts tell of all."""
 
@@ -111,6 +114,17 @@ class MigrationReport(Value):
     overlapping: tuple[Overlap, ...]
     unknown_fields: dict[str, int]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether running it again, once every operation has an end, would add nothing."""
+        return WAITING.code not in self.refused
+
+
+def completed_in(store: SealedStore) -> MigrationBody | None:
+    """What the newest migration that was complete met."""
+    completed = store.select(COMPLETION)
+    return completed[0].body(MigrationBody) if completed else None
+
 
 # -- one line after the other ---------------------------------------------------------------
 
@@ -147,8 +161,10 @@ class Takeover:
                     done += 1
                     progress(done, self.survey.lines)
         self._keep_left_blocks()
-        if self.is_changing:
-            assert legacy.digest is not None, "the store was read"
+        assert legacy.digest is not None, "the store was read"
+        last = completed_in(self.store)
+        is_news = self.is_changing or last is None or last.store_digest != legacy.digest
+        if is_news and self.report().is_complete:
             self._append(self._completion(legacy.digest))
             self.step("migrate:completed")
 
@@ -252,7 +268,7 @@ class Takeover:
         if self.store.select(operation_selector(operation_id)):
             return Refused(Refusal.OPERATION_CONFLICT, "value.id")
         if self._is_held(record.id):
-            return Refused(Refusal.OUTCOME_UNKNOWN, "value.id")
+            return Refused(WAITING, "value.id")
         cited, claimed = source_refs(record), claims(record)
         self._look(cited)
         for place, ref in enumerate(cited):

@@ -1154,6 +1154,64 @@ def test_a_repeat_of_a_completed_store_reads_no_line_of_it(opened, old, monkeypa
     assert len(opened(legacy=path).records()) == 1
 
 
+def held_key(memory: Memory) -> None:
+    """An intent without an end on the record that the store names ID."""
+    key = "preference/reply-language"
+    intent = {"name": "publish", "operation_id": "op-1", "key": key, "content": "x"}
+    assert memory.prepare(intent).record_id == ID
+
+
+def earlier_store(memory: Memory) -> tuple[str, str]:
+    (found,) = (it for it in memory.doctor() if it.name == "earlier store")
+    return found.level, found.message
+
+
+def test_what_an_operation_held_is_taken_over_by_the_opening_after_its_end(
+    opened, old, caplog, folder
+):
+    caplog.set_level("WARNING", "memoranda")
+    path = old(record(ID), record("b"), conflict(ID))
+    first = opened()
+    held_key(first)
+    first.close()
+
+    with opened(legacy=path) as held:
+        assert [it.record.id for it in held.records()] == ["b"]
+        assert held.taken_over.refused == {"not_found": 1, "outcome_unknown": 1}
+        level, message = earlier_store(held)
+        assert (level, "outcome_unknown 1" in message) == ("finding", True)
+        before = rows(folder)
+    assert "imported=1 refused=2" in caplog.text
+    assert "Fact of" not in caplog.text
+    with opened(legacy=path) as held:
+        assert sums(held.taken_over)["outcome_unknown"] == 1
+        assert rows(folder) == before
+        held.reconcile("op-1", writers_stopped=True, reason="crash")
+
+    with opened(legacy=path) as settled:
+        assert {it.record.id for it in settled.records()} == {ID, "b"}
+        assert earlier_store(settled) == ("note", earlier_store(settled)[1])
+        position = settled.status().position
+    with opened(legacy=path) as again:
+        assert (again.taken_over, again.status().position) == (None, position)
+        assert "invalid_transition 1" in earlier_store(again)[1]
+
+
+def test_a_store_is_complete_once_the_operation_that_held_its_record_was_committed(opened, old):
+    path = old(record(ID))
+    first = opened()
+    held_key(first)
+    first.close()
+    with opened(legacy=path) as held:
+        assert held.commit(held.operation("op-1").intent).to_revision == 1
+
+    with opened(legacy=path) as settled:
+        assert sums(settled.taken_over) == {"already_there": 1}
+        assert earlier_store(settled)[0] == "fine"
+    with opened(legacy=path) as again:
+        assert again.taken_over is None
+
+
 # -- ids of another shape -----------------------------------------------------------------------
 
 
@@ -1448,6 +1506,31 @@ def test_every_command_refuses_while_the_earlier_store_cannot_be_read(run, old, 
         code, out, _ = run(*command, "--json", MEMORANDA_LEGACY=nowhere)
         assert (code, json.loads(out)["error"]["code"]) == (1, "migration_failed")
     assert run("list", MEMORANDA_LEGACY=str(old(record("a"))))[1].count("Fact of a") == 1
+
+
+def test_the_command_that_opens_an_earlier_store_says_how_much_of_it_was_refused(run, old):
+    path = str(old(record("a"), record("b", content="")))
+    run("init")
+
+    code, out, err = run("list", MEMORANDA_LEGACY=path)
+    again = run("list", MEMORANDA_LEGACY=path)
+    doctor = run("doctor", MEMORANDA_LEGACY=path)[1]
+
+    told = "lines of the earlier store that were refused: 1 (invalid_value 1)"
+    assert (code, err) == (0, f"{told}; `memoranda doctor` says more.\n")
+    assert again == (0, out, "")
+    assert f"{told}; `memoranda migrate FROM --dry-run` names them" in doctor
+
+
+def test_the_command_says_what_to_settle_before_a_store_is_complete(run, old, tmp_path):
+    run("init")
+    with open_memory("us_alice", data=tmp_path / "data", state=tmp_path / "state") as memory:
+        held_key(memory)
+
+    out = run("migrate", str(old(record(ID))))[1]
+
+    assert "line 2: outcome_unknown: value.id" in out
+    assert "Settle what `memoranda operations` shows, then run it again." in out
 
 
 @pytest.mark.parametrize("record_id", [it for it in ODD_IDS if it != "-x"])
