@@ -110,6 +110,11 @@ class Memory(Writing, Reading):
         """The recovery code, if this opening created the space; it is shown this once."""
         return self._parts.log.recovery_code
 
+    @property
+    def taken_over(self) -> MigrationReport | None:
+        """What became of the earlier store's lines, if this opening took it over."""
+        return self._parts.taken_over
+
     def rebuild(self) -> int:
         """Computes every view from the first event; how many events there were."""
         parts = self._parts
@@ -246,8 +251,9 @@ def assemble(
         protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
         forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
+        taken_over = None
         if settings.legacy is not None:
-            migration.ensure(PersonClient(), settings.legacy.expanduser())
+            taken_over = migration.ensure(PersonClient(), settings.legacy.expanduser())
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
             log=log,
@@ -259,6 +265,7 @@ def assemble(
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
+            taken_over=taken_over,
             backups=Backups(log, stamps),
             export=Export(log, views, stamps),
             history=History(log, stamps),
