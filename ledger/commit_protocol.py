@@ -82,9 +82,21 @@ class Writers:
 
 
 class CommitProtocol:
-    """How an admitted request on one record becomes a receipt."""
+    """How an admitted request on one record becomes a receipt.
 
-    def __init__(self, log: Log, stamps: Stamps, ports: Ports, forgetting: Forgetting) -> None:
+    What a model's session forgets is held for the person for `forget_window` microseconds.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        stamps: Stamps,
+        ports: Ports,
+        forgetting: Forgetting,
+        *,
+        forget_window: int = 0,
+    ) -> None:
+        self._forget_window = forget_window
         self._log = log
         self._stamps = stamps
         self._ports = ports
@@ -227,7 +239,14 @@ class CommitProtocol:
             yield protected
 
     def _moment(self, store: DecidingStore, protected: Held | None = None) -> Moment:
-        moment = Moment(store.clock, store.head.term, self._stamps.new_id, self._ports.data_sets)
+        moment = Moment(
+            store.clock,
+            store.head.term,
+            self._stamps.new_id,
+            self._ports.data_sets,
+            log_time=store.now,
+            forget_window=self._forget_window,
+        )
         if protected is None:
             return moment
         return moment._replace(is_fenced=not protected.is_current, fences=protected.fences)

@@ -244,7 +244,10 @@ class Restoring:
             closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as copy,
             closing(connect(target, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as here,
         ):
-            copy.backup(here)
+            try:
+                copy.backup(here)
+            except sqlite3.Error as error:
+                raise StorageFault("the log could not be put in its place") from error
             truncate_wal(here)
 
     # -- what it must forget again ------------------------------------------------------------

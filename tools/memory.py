@@ -48,6 +48,8 @@ from memoranda.tools.settings import Settings, load_settings
 from memoranda.tools.system_keyring import SystemKeyring
 from memoranda.tools.writing import Writing
 
+HOUR_US = 3_600_000_000
+
 
 class Memory(Writing, Reading):
     """One person's memory, as one caller sees it; `acting_as` gives the same to another.
@@ -115,6 +117,11 @@ class Memory(Writing, Reading):
     def recovery_code(self) -> str | None:
         """The recovery code, if this opening created the space; it is shown this once."""
         return self._parts.log.recovery_code
+
+    @property
+    def taken_over(self) -> MigrationReport | None:
+        """What became of the earlier store's lines, if this opening took it over."""
+        return self._parts.taken_over
 
     def rebuild(self) -> int:
         """Computes every view from the first event; how many events there were."""
@@ -249,11 +256,13 @@ def assemble(
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
-        protocol = CommitProtocol(log, stamps, ports, forgetting)
+        window = settings.forget_window_hours * HOUR_US
+        protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
         forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
+        taken_over = None
         if settings.legacy is not None:
-            migration.ensure(PersonClient(), settings.legacy.expanduser())
+            taken_over = migration.ensure(PersonClient(), settings.legacy.expanduser())
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
             log=log,
@@ -265,6 +274,7 @@ def assemble(
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
+            taken_over=taken_over,
             backups=Backups(log, stamps),
             export=Export(log, views, stamps),
             history=History(log, stamps),
