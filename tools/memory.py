@@ -260,9 +260,7 @@ def assemble(
         protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
         forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
-        taken_over = None
-        if settings.legacy is not None:
-            taken_over = migration.ensure(PersonClient(), settings.legacy.expanduser())
+        taken_over = _taken_over(migration, settings)
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
             log=log,
@@ -292,6 +290,13 @@ def assemble(
         )
         opened.pop_all()
     return Memory(parts, PersonClient())
+
+
+def _taken_over(migration: Migration, settings: Settings) -> MigrationReport | None:
+    """What the earlier store gave that the settings name, if they name one."""
+    if settings.legacy is None:
+        return None
+    return migration.ensure(PersonClient(), settings.legacy.expanduser())
 
 
 def unlocking_of(
