@@ -48,7 +48,8 @@ NOW = datetime(2026, 10, 6, 12, 0, tzinfo=UTC)
 class Work:
     """What is done under a fault, after what was done `before` it in peace.
 
-    `ids` are its operations, `is_opening` says that the opening itself is the work, and
+    `ids` are its operations, of which an unknown outcome names `named`, or else the first.
+    `is_opening` says that the opening itself is the work, and
     `is_logged` that "nothing was written" can be seen by the position of the log. `again` is the
     retry, where it is not the same once more.
     """
@@ -56,6 +57,7 @@ class Work:
     do: Callable[[Memory], Any]
     before: Callable[[Memory], object] = lambda _: None
     ids: tuple[str, ...] = ()
+    named: str | None = None
     is_opening: bool = False
     is_logged: bool = True
     ports: Ports = EMBEDDED
@@ -152,7 +154,7 @@ WORKS = {
         ("op-1",),
     ),
     "forget": Work(
-        lambda memory: memory.forget(ID, 1, operation_id="op-2"), publish, ("op-1", "op-2")
+        lambda memory: memory.forget(ID, 1, operation_id="op-2"), publish, ("op-1", "op-2"), "op-2"
     ),
     "batch": Work(batch, publish, ("op-0", "op-1", "op-2", "op-3", "op-4", "op-f")),
     "hosted commit": Work(propose, remember_some, ("op-1",), ports=company().ports),
@@ -319,12 +321,24 @@ def lies(
             if work.is_logged and before["position"] != after["position"]:
                 yield f"{ended}, and yet {before['position']} became {after['position']}"
         case ["unknown", operation_id]:
-            if len(work.ids) == 1 and operation_id != work.ids[0]:
+            if work.ids and operation_id != (work.named or work.ids[0]):
                 yield f"the unknown outcome names {operation_id}"
-        case ["done", dict(receipt)] if work.ids:
-            known = after["operations"].get(receipt["operation_id"])
-            if known is None or (known[1] is not None and known[1] != receipt):
-                yield f"the receipt {receipt} is not there: {known}"
+        case ["done", answer] if work.ids:
+            yield from lost(work, answer, after)
+
+
+def lost(work: Work, answer: Any, after: dict[str, Any]) -> Iterator[str]:
+    """What was answered and is not there; a batch answers or refuses each of its ids in order."""
+    receipts = answer if isinstance(answer, list) else [answer]
+    if isinstance(answer, list):
+        answered = [it["operation_id"] if it else None for it in receipts]
+        of_ids = [name and it for name, it in zip(answered, work.ids, strict=False)]
+        if answered != of_ids or len(answered) != len(work.ids):
+            yield f"{answered} does not answer {work.ids}"
+    for receipt in filter(None, receipts):
+        known = after["operations"].get(receipt["operation_id"])
+        if known is None or (known[1] is not None and known[1] != receipt):
+            yield f"the receipt {receipt} is not there: {known}"
 
 
 # -- all of them ----------------------------------------------------------------------------------
