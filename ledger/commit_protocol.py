@@ -184,7 +184,7 @@ class CommitProtocol:
                 self._stamps.step("commit:protected")
                 with self._log.deciding() as store:
                     moment = self._moment(store, protected)
-                    is_fenced = moment.is_fenced or moment.term != term
+                    is_fenced = moment.is_fenced or store.held_term != term
                     moment = moment._replace(is_fenced=is_fenced)
                     slice_ = RecordSlice(request, caller, self._log.space, moment)
                     decision: Judged = judge(store, slice_, protected.observed(store))

@@ -45,12 +45,12 @@ class Forgetting:
         self._log = log
         self._stamps = stamps
         self._purges = purges
-        self._reasons: tuple[str, ...] = ()
+        self._reasons: tuple[str, ...] = (INTERRUPTED,)
         self._removed_through = 0
 
     @property
     def is_owed(self) -> bool:
-        """Whether something held the last erasure up."""
+        """Whether something held the last erasure up, or nobody has looked yet."""
         return bool(self._reasons)
 
     def finish(self, *, is_urgent: bool = False) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import (
     Actor,
     Attachment,
@@ -60,8 +61,8 @@ class Oracle:
     term: int = 0
     holder: str = "local"
     takeovers: int = 0
-    wrote: dict[str, int] = field(default_factory=dict)
-    """When each host last wrote, in microseconds."""
+    wrote: dict[str, float] = field(default_factory=dict)
+    """When each host last wrote, as whoever shows it the log counts the time."""
     open: dict[str, str] = field(default_factory=dict)
     """The operations that hold a record, with that record."""
     ended: dict[str, int] = field(default_factory=dict)
@@ -103,7 +104,6 @@ class Oracle:
                 self._committed(event)
             case ConflictChanged():
                 self._conflict(event)
-        self.wrote[host] = event.recorded_at
         assert self.holder == host, "an older term appends nothing"
 
     def value(self, record_id: str) -> dict | None:
@@ -112,8 +112,10 @@ class Oracle:
     def end_of(self, operation_id: str) -> int | None:
         return self.ended.get(self.names.get(operation_id, ""))
 
-    def agrees(self, read: OperationRead, operation_id: str) -> bool:
+    def agrees(self, read: OperationRead | Refused, operation_id: str) -> bool:
         """Whether an operation is shown as the log has it."""
+        if isinstance(read, Refused):
+            return False
         name = self.names[operation_id]
         if name in self.open:
             return (read.state, read.receipt) == ("prepared", None)
