@@ -80,12 +80,14 @@ class Reconcile:
             return Refused(Refusal.RECONCILE_REFUSED, "reason")
         if isinstance(secret := screen({"reason": asked.reason}, "refuse"), Refused):
             return secret
-        if not self._protocol.writers.drain(DRAIN_WAIT_S):
-            return Refused(Refusal.RECONCILE_REFUSED, message="a writer of this host does not end")
-        self._stamps.step("reconcile:drained")
-        with self._log.deciding() as store:
-            event = self._decide(store, caller, asked.id, asked.reason)
-            answer = event if isinstance(event, Refused) else _receipt(event)
+        with self._protocol.writers.drained(DRAIN_WAIT_S) as is_drained:
+            if not is_drained:
+                message = "a writer of this host does not end"
+                return Refused(Refusal.RECONCILE_REFUSED, message=message)
+            self._stamps.step("reconcile:drained")
+            with self._log.deciding() as store:
+                event = self._decide(store, caller, asked.id, asked.reason)
+                answer = event if isinstance(event, Refused) else _receipt(event)
         # Keys are removed, and the guard's content is gone, once the decision is durable.
         self._protocol.finish()
         return answer
