@@ -52,14 +52,14 @@ class Forgetting:
         self._log = log
         self._stamps = stamps
         self._purges = purges
-        self._reasons: tuple[str, ...] = ()
+        self._reasons: tuple[str, ...] = (INTERRUPTED,)
         self._removed_through = 0
         self._due: int | None = None
         self._looked_at: int | None = None
 
     @property
     def is_owed(self) -> bool:
-        """Whether something held the last erasure up, or what is held may be due."""
+        """Whether something holds an erasure up, nobody has looked, or what is held may be due."""
         return bool(self._reasons) or self._is_due(self._log.seen)
 
     def held(self) -> tuple[str, ...]:

@@ -93,7 +93,10 @@ class Host:
         return message.model_copy(update=screened)
 
     def bind_primary(self, session_id: str) -> Binding | Refused:
-        """Makes a session the primary one; the one before may only read from then on."""
+        """Makes a session the primary one; the one before may only read from then on.
+
+        Where providers were selected since, it hands the log's own authority over to them.
+        """
         incoming = admit(IncomingBinding, {"session_id": session_id})
         if isinstance(incoming, Refused):
             return incoming
@@ -104,7 +107,8 @@ class Host:
         )
 
         def bound(known: Binding | None) -> Binding:
-            return known if known and known.session_id == session_id else fresh
+            is_known = known and known.data_sets == fresh.data_sets
+            return known if known and is_known and known.session_id == session_id else fresh
 
         return self._put(BINDING, BindingChanged(), Binding, bound)
 
@@ -154,11 +158,15 @@ class Host:
         guard = authorization_guard(authorization_id)
         return self._put(guard, AuthorizationChanged(), Authorization, revoked)
 
-    def _is_bound(self, store: DecidingStore) -> bool:
-        """Whether the space takes its authority from the data sets of this opening (PM 3.5)."""
+    def _is_bound(self, store: DecidingStore, guard: Selector) -> bool:
+        """Whether the space takes its authority from the data sets of this opening (PM 3.5).
+
+        A binding may take it from the log, which the person who binds owns.
+        """
         newest = store.select(BINDING)
         binding = newest[0].body(Binding) if newest else None
-        return binding is None or binding.data_sets in {self._data_sets, DataSets()}
+        allowed = {self._data_sets, DataSets()} if guard == BINDING else {self._data_sets}
+        return binding is None or binding.data_sets in allowed
 
     def _put(
         self,
@@ -173,7 +181,9 @@ class Host:
                 newest = store.select(guard)
                 known = newest[0].body(shape) if newest else None
                 state = (
-                    change(known) if self._is_bound(store) else Refused(Refusal.BINDING_MISMATCH)
+                    change(known)
+                    if self._is_bound(store, guard)
+                    else Refused(Refusal.BINDING_MISMATCH)
                 )
                 if not isinstance(state, Refused) and state != known:
                     store.append(Draft(header, state, (guard.tag,)))

@@ -9,15 +9,21 @@ from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
+from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import Place
-from memoranda.ledger.sealed_store import TERM, DecidingStore, SealedStore
-from memoranda.ledger.slots import SlotFile, sync_folder
+from memoranda.ledger.sealed_store import (
+    LOCAL_HOST,
+    DecidingStore,
+    SealedStore,
+    has_lapsed,
+    holder_of,
+)
+from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
-from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
 
@@ -26,9 +32,6 @@ NORMALIZATION = 1
 
 FIRST_KEY_EPOCH = 1
 """In force from the creation of a space until the log names another."""
-
-LOCAL_HOST = "local"
-"""The host that holds every space until another attaches under a name of its own."""
 
 ROTATIONS = Selector(Tag("epoch", ""), (KeysRotated,))
 ANCHOR_EVENTS = 256
@@ -42,11 +45,12 @@ _LEFT_OPEN: "list[Log]" = []
 class Log:
     """One space's authoritative log with its keys, as one host holds it.
 
-    `recovery_code` is set once, by the opening that created the space. Openings of one host share
-    its term; opening it as another host takes a newer term, and the older one appends no more.
+    `recovery_code` is set once, by the opening that created the space. A host attaches with its
+    first append: that takes a newer term than the host before, which appends no more. Openings of
+    one host share its term; reading takes none.
     """
 
-    _since = 0
+    _since: int | None = None
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class Log:
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
             self._keyring.check()
             self._refuse_rollback()
-            self._attach()
+            self._join()
             self._settle_keys()
             self._settle_bundles()
             opened.pop_all()
@@ -117,12 +121,16 @@ class Log:
         with self._recorder.deciding() as transaction:
             self._notice(transaction.head)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
-            if self._term is not None:
-                self._refuse_if_fenced(store)
+            self._refuse_if_fenced(store)
+            was_newcomer = store.newcomer is not None
             yield store
             self._seen = transaction.head
-            if self._term is not None:
-                self._term = transaction.head.term
+            holder = holder_of(store) if was_newcomer and store.newcomer is None else None
+        # Not before it is durable: a host whose first append failed has not attached.
+        if holder is not None:
+            self._since = holder.since
+        if self._since is not None:
+            self._term = store.held_term
         if self._anchor.is_behind(store.head, ANCHOR_EVENTS):
             self._write_anchor(by=ANCHOR_EVENTS)
 
@@ -149,6 +157,16 @@ class Log:
     def seen(self) -> Head:
         """The head as this opening last saw it; what others appended since is not in it."""
         return self._seen
+
+    @property
+    def host_tag(self) -> str:
+        """Names this host for those who know the space's keys only."""
+        return self._keyring.blinded("host", self.host).rpartition(":")[2]
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it still answers: neither closed, nor stopped by a durable write that failed."""
+        return not (self.is_closed or self._recorder.has_failed)
 
     @property
     def data_set(self) -> str:
@@ -343,15 +361,19 @@ class Log:
             if self._anchor.is_behind(snapshot.head, by):
                 self._anchor.write(Anchor.of(snapshot.head))
 
-    def _attach(self) -> None:
-        """Joins the term that this host holds, or takes a newer one."""
-        with self.deciding() as store:
-            if holder_of(store).host != self.host:
-                since = store.head.position + 1
-                holder = Attachment(host=self.host, since=since, clock=store.clock)
-                store.take_term("attached", holder)
-            self._since = holder_of(store).since
-        self._term = store.head.term
+    def _join(self) -> None:
+        """Shares the term that this host holds; another's is taken with the first append only."""
+        with self.reading() as store:
+            holder = holder_of(store)
+        if holder.host == self.host:
+            self._since = holder.since
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no other host is live, which would be fenced by what an opening appends."""
+        with self.reading() as store:
+            is_ours = holder_of(store).host == self.host
+            return is_ours or has_lapsed(store.head.recorded_at, microseconds(self._stamps.now()))
 
     def _refuse_if_closed(self) -> None:
         if self.is_closed:
@@ -359,8 +381,15 @@ class Log:
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message=message))
 
     def _refuse_if_fenced(self, store: DecidingStore) -> None:
-        # A newer term of the same host is its own, when it has held it all the time since.
-        if store.head.term != self._term and holder_of(store).since != self._since:
+        if store.held_term == self._term or store.head.position == 0:
+            return
+        holder = holder_of(store)
+        if self._since is None and holder.host != self.host:
+            store.newcomer = self.host
+        elif self._since is None:
+            self._since = holder.since
+        elif holder.since != self._since:
+            # A newer term of the same host is its own, when it has held it all the time since.
             message = "another host has attached since; open the ledger again"
             raise RefusedError(Refused(Refusal.EXECUTION_FENCED, message=message))
 
@@ -415,30 +444,6 @@ class Log:
         self.rewrite_bundles()
 
 
-def holder_of(store: SealedStore) -> Attachment:
-    """Which host holds the term, and since which position."""
-    newest = store.select(TERM)
-    body = newest[0].body(Attachment) if newest else None
-    return body or Attachment(host=LOCAL_HOST, since=1)
-
-
 def _lost_log() -> Refused:
-    message = (
-        "the log is missing or empty although its keys or its anchor are here; restore ledger.db"
-    )
+    message = "the log is missing or empty although its keys or its anchor are here; restore it"
     return Refused(Refusal.SPACE_UNKNOWN, "data", message)
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder for the owner alone, durably; raises RefusedError where it cannot be."""
-    if folder.is_dir():
-        return
-    try:
-        made = [it for it in (folder, *folder.parents) if not it.exists()]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in made:
-            sync_folder(each.parent)
-    except OSError as error:
-        raise RefusedError(
-            Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")
-        ) from error

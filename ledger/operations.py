@@ -36,7 +36,7 @@ from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.conflicts import ConflictSlice
 from memoranda.ledger.decisions import Decided
 from memoranda.ledger.entries import Draft, Event, Selector
-from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import CandidatesDelivered, Delivery
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
 from memoranda.ledger.log import Log
@@ -51,6 +51,7 @@ from memoranda.ledger.receipts import (
 )
 from memoranda.ledger.requests import Request, named_request, raw_request
 from memoranda.ledger.screening import SecretPolicy, screen
+from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A", bound=Receipt | PreparedReceipt | ConflictReceipt | Refused)
@@ -131,8 +132,8 @@ class Ledger:
         return self._record(caller, TakeBack, request)
 
     def commit(self, caller: Caller, request: Mapping[str, object]) -> Receipt | Refused:
-        """The one way in: `{id, key, expected, value}` of PM 1.7."""
-        return self._commit(caller, self._raw(request), "commit")
+        """The one way in: `{id, key, expected, value}` of PM 1.7, or a command as for `prepare`."""
+        return self._commit(caller, self._any(request), "commit")
 
     def prepare(self, caller: Caller, request: object) -> PreparedReceipt | Receipt | Refused:
         """Makes an intent durable, which holds its record until the same request is committed.
@@ -156,6 +157,9 @@ class Ledger:
 
         Requests are as for `prepare`. A refusal undoes no other, unless `all_or_nothing` is asked
         for: then the first one, named by its place, is the only answer, and nothing is written.
+        Where a host holds guards of its own each request has writes of its own: a fault is the
+        answer of the one that met it, and `all_or_nothing` is refused. Raises OutcomeUnknown that
+        names the first operation of the one write, which tells for all of them.
         """
         many = admit(CommitMany, {"requests": requests, "all_or_nothing": all_or_nothing})
         if isinstance(many, Refused):
@@ -166,11 +170,8 @@ class Ledger:
         except RefusedError as error:
             self._say("commit_many", error.refused)
             return error.refused
-        except OutcomeUnknown as unknown:
+        except OutcomeUnknown:
             say(logging.ERROR, "commit_many", outcome="unknown")
-            # One write, one outcome: what the first id tells holds for all of them.
-            first = many.requests[0]
-            unknown.operation_id = str(first.get("operation_id", first.get("id")))
             raise
         refused = sum(isinstance(answer, Refused) for answer in answers)
         say(logging.INFO, "commit_many", committed=len(answers) - refused, refused=refused)
@@ -189,24 +190,44 @@ class Ledger:
             if many.all_or_nothing:
                 message = "needs a log that holds every guard"
                 raise RefusedError(Refused(Refusal.INVALID_REQUEST, "all_or_nothing", message))
-            return tuple(self._commit(caller, request, "commit") for request in admitted)
-        answers: list[Receipt | Refused] = []
-        with self._log.deciding() as store:
-            for place, request in enumerate(admitted):
-                answer = (
-                    request
-                    if isinstance(request, Refused)
-                    else self._protocol.decide(store, request, caller)
-                )
-                if many.all_or_nothing and isinstance(answer, Refused):
-                    field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
-                    raise RefusedError(replace(answer, field=field))
-                answers.append(answer)
-        # A refusal may have ended an operation that was prepared; its key goes too.
-        has_ended = any(isinstance(it, Refused) or it.status == "forgotten" for it in answers)
-        if has_ended or self._protocol.forgetting.is_owed:
-            self._protocol.finish()
-        return tuple(answers)
+            return tuple(self._committed_alone(caller, request) for request in admitted)
+        written: list[str] = []
+        try:
+            with self._log.deciding() as store:
+                decided = (self._decided(store, caller, it, written) for it in admitted)
+                if many.all_or_nothing:
+                    decided = (_or_nothing(it, place) for place, it in enumerate(decided))
+                answers = tuple(decided)
+            # A refusal may have ended an operation that was prepared; its key goes too.
+            has_ended = any(isinstance(it, Refused) or it.status == "forgotten" for it in answers)
+            if has_ended or self._protocol.forgetting.is_owed:
+                self._protocol.finish()
+        except OutcomeUnknown as unknown:
+            # One write, one outcome: what the first id in it tells holds for all of them.
+            unknown.operation_id = next(iter(written), None)
+            raise
+        return answers
+
+    def _decided(
+        self, store: DecidingStore, caller: Caller, request: Request | Refused, written: list[str]
+    ) -> Receipt | Refused:
+        """One of several in a write, noting its id where it has put anything there."""
+        if isinstance(request, Refused):
+            return request
+        before = store.head.position
+        answer = self._protocol.decide(store, request, caller)
+        if store.head.position > before:
+            written.append(request.operation_id)
+        return answer
+
+    def _committed_alone(self, caller: Caller, request: Request | Refused) -> Receipt | Refused:
+        """A commit whose fault takes no answer of another one along."""
+        try:
+            return self._commit(caller, request, "commit")
+        except OutcomeUnknown as unknown:
+            return unknown.refused
+        except StorageFault as fault:
+            return Refused(Refusal.SERVICE_UNAVAILABLE, "documents", str(fault))
 
     # -- conflicts --------------------------------------------------------------------------
 
@@ -375,3 +396,11 @@ class _DeliverySlice:
 
 def _noted(body: Delivery, position: int | None, *, replayed: bool = False) -> DeliveryReceipt:
     return DeliveryReceipt(**dict(body), position=position, replayed=replayed)
+
+
+def _or_nothing(answer: Receipt | Refused, place: int) -> Receipt:
+    """The receipt; raises RefusedError that names the request by its place."""
+    if isinstance(answer, Refused):
+        field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
+        raise RefusedError(replace(answer, field=field))
+    return answer

@@ -152,7 +152,7 @@ class Held:
         if self.ports.are_embedded:
             return []
         binding = _newest(store, BINDING, Binding)
-        if binding and binding.data_sets not in {self.ports.data_sets, DataSets()}:
+        if binding and binding.data_sets != self.ports.data_sets:
             raise RefusedError(Refused(Refusal.BINDING_MISMATCH))
         drafts = []
         for guard, header, state in self._states(store):
@@ -197,7 +197,7 @@ class Held:
         """Who is bound, under the data sets that the space was bound by, if it was by any."""
         known = _newest(store, BINDING, Binding)
         binding = self._conversation.binding if self._conversation else known
-        by = known.data_sets if known and known.data_sets != DataSets() else self.ports.data_sets
+        by = known.data_sets if known else self.ports.data_sets
         return binding.model_copy(update={"data_sets": by}) if binding else None
 
 

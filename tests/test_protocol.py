@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 from tests.providers import Chats, Company, Provider, company
+from tests.sites import FailingCommit
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import Authorization, Binding, Task
 from memoranda.ledger.ports import Conversation, Ports, Protected
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
@@ -288,6 +289,7 @@ def test_scenario_54_a_committed_receipt_is_kept(memory, primary):
         {"writers_stopped": 1},
         {"reason": ""},
         {"reason": " "},
+        {"reason": "\u200b\ufeff\u2060"},
         {"reason": None},
     ],
     ids=str,
@@ -382,6 +384,7 @@ def test_a_late_commit_of_a_fenced_host_loses_and_its_intent_stays_for_recovery(
     old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
 
     new = opened(host="backend-2")
+    assert not isinstance(new.host.bind_primary("s-2"), Refused)
 
     late = old.publish(KEY, TEXT, operation_id="op-1")
     assert late.refusal is Refusal.EXECUTION_FENCED
@@ -475,6 +478,50 @@ def test_a_batch_is_bounded_and_is_a_list(memory):
     assert memory.commit_many([{}] * 1001).refusal is Refusal.LIMIT_EXCEEDED
     assert memory.commit_many("op").refusal is Refusal.INVALID_REQUEST
     assert memory.commit_many([{}])[0].refusal is Refusal.INVALID_REQUEST
+
+
+def test_an_unknown_outcome_of_a_batch_names_the_first_operation_that_was_written(opened, memory):
+    memory.publish(KEY, TEXT)
+    requests = [
+        {"name": "publish", "key": KEY, "content": "refused, and without an id"},
+        {"name": "publish", "operation_id": "op-1", "key": KEY, "content": "refused"},
+        {"name": "publish", "operation_id": "op-2", "key": "a", "content": TEXT},
+        {"name": "publish", "operation_id": "op-3", "key": "b", "content": TEXT},
+    ]
+    FailingCommit(memory)
+
+    with pytest.raises(OutcomeUnknown) as unknown:
+        memory.commit_many(requests)
+
+    assert unknown.value.operation_id == "op-2"
+    reopened = opened()
+    assert reopened.operation("op-1").refusal is Refusal.NOT_FOUND
+    assert [reopened.operation(it).state for it in ("op-2", "op-3")] == ["committed"] * 2
+
+
+def test_an_unknown_outcome_of_one_hosted_request_keeps_the_answers_before_it(opened, main, firm):
+    requests = [
+        publication(f"op-{n}", key=f"key {n}", sources=[f"{REF}88#{n}-{n + 1}"]) for n in range(3)
+    ]
+    FailingCommit(main, at=4)  # its first has an intent and an end, and so has the second
+
+    first, second, third = main.commit_many(requests)
+
+    assert (first.operation_id, first.to_revision) == ("op-0", 1)
+    assert (second.refusal, second.operation_id) == (Refusal.OUTCOME_UNKNOWN, "op-1")
+    assert second.wire()["operation_id"] == "op-1"
+    assert third.refusal is Refusal.SERVICE_UNAVAILABLE
+    assert states(opened(ports=firm.ports)) == {"op-0": "committed", "op-1": "committed"}
+
+
+def test_commit_takes_what_prepare_and_commit_many_take(memory):
+    named = {"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT}
+    memory.prepare(named)
+
+    receipt = memory.commit(named)
+
+    assert receipt.to_revision == 1
+    assert memory.commit_many([named]) == (receipt.model_copy(update={"replayed": True}),)
 
 
 def test_a_batch_may_hold_a_forget_whose_keys_are_gone_when_it_answers(memory):
@@ -702,6 +749,28 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     assert isinstance(settle(embedded), AbortReceipt)
 
 
+def test_a_space_that_binds_by_itself_is_handed_to_providers_by_the_person_only(
+    opened, memory, primary, firm
+):
+    primary.publish("preference/tea", "green", sources=[f"{REF}88"])
+    before = all_rows(memory)
+    other = opened(ports=firm.ports)
+
+    for session in ("s-main-1", "s-evil"):
+        stranger = other.acting_as(ModelSession(session, "x"))
+        said = stranger.publish(KEY, TEXT, sources=[f"{REF}42"])
+        assert said.refusal in {Refusal.BINDING_MISMATCH, Refusal.NOT_AUTHORIZED}
+    assert other.host.stop_task("task-7").refusal is Refusal.BINDING_MISMATCH
+    assert all_rows(memory) == before
+    assert primary.read("mem_8bd9f7914096218ac8597c1a948899a2c12f19c2710f4adb7d998585c9c0de6a")
+
+    assert not isinstance(other.host.bind_primary("s-main-1"), Refused)
+    main = other.acting_as(ModelSession("s-main-1", "agent-main"))
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    assert opened().host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
+    assert other.audit.verify().findings == ()
+
+
 def test_a_host_may_own_only_some_of_its_guards(opened, firm):
     person = opened(ports=Ports(authorizations=firm.leaves))
     assert not isinstance(person.host.bind_primary("s-main-1"), Refused)
@@ -772,7 +841,8 @@ def test_a_conflict_too_rests_on_the_data_sets_that_the_space_was_bound_by(opene
 
 def test_a_fenced_host_with_providers_refuses_a_whole_batch_and_knows_that_it_did(opened, firm):
     old = opened(host="backend-1", ports=firm.ports)
-    opened(host="backend-2")
+    old.remember("by the old one")
+    opened(host="backend-2").remember("by the new one")
 
     (answer,) = old.commit_many([publication()])
 
@@ -927,6 +997,7 @@ def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, wor
     world.move(days=-3650)
     old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
     new = opened(host="b")
+    new.remember("with this append it attaches")
     assert settle(new).refusal is Refusal.RECONCILE_REFUSED
 
     world.move(seconds=61)
@@ -934,9 +1005,129 @@ def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, wor
     assert isinstance(settle(new), AbortReceipt)
 
 
+@pytest.mark.parametrize("has_attached", [True, False], ids=["attached ahead", "never attached"])
+def test_a_takeover_by_a_clock_that_ran_ahead_bars_reconcile_for_a_minute_only(
+    opened, world, has_attached
+):
+    world.move(days=3650)
+    old = opened(host="a")
+    old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+    if has_attached:
+        opened(host="b").remember("attached by a clock that ran ahead")
+    world.move(days=-3650)
+
+    for seconds in (0, 59):
+        world.move(seconds=seconds)
+        assert settle(opened(host="b")).refusal is Refusal.RECONCILE_REFUSED
+    assert old.remember("late").refusal is Refusal.EXECUTION_FENCED
+    world.move(seconds=1)
+
+    other = opened(host="b")
+    assert isinstance(settle(opened(host="b")), AbortReceipt)
+    assert other.remember("openings of one host go on together").to_revision == 1
+    assert other.audit.verify().findings == ()
+
+
+READS: dict[str, Callable[[Memory], object]] = {
+    "records": lambda memory: memory.records(),
+    "query": lambda memory: memory.query(include_inactive=True),
+    "recall": lambda memory: memory.recall("tea"),
+    "search": lambda memory: memory.search("tea"),
+    "operations": lambda memory: memory.operations(),
+    "status": lambda memory: memory.status(),
+    "audit": lambda memory: memory.audit.verify(),
+    "falling": lambda memory: memory.falling(everything=True),
+    "a refused write": lambda memory: memory.retire(ID, 1, "no such record"),
+    "a refused reconcile": lambda memory: settle(memory, "op-open"),
+    "closing": lambda memory: memory.close(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_what_appends_nothing_fences_no_live_host(opened, read):
+    backend = opened(host="backend-1")
+    backend.prepare({"name": "publish", "operation_id": "op-open", "key": "a", "content": TEXT})
+    for kept in [backend.remember(f"tea {n}") for n in range(3)]:
+        backend.forget(kept.record_id, 1)
+    assert backend.finish_forgets() == () or backend._parts.forgetting.is_owed
+    before = all_rows(backend)
+
+    read(opened(host="auditor"))
+
+    assert all_rows(backend) == before
+    assert backend.remember("as before").to_revision == 1
+
+
+def test_a_host_attaches_with_its_first_append_and_in_the_same_write(opened, world):
+    backend = opened(host="backend-1")
+    backend.remember("one")
+    auditor = opened(host="auditor")
+    position = auditor.status().position
+    world.steps.clear()
+
+    receipt = auditor.remember("two")
+
+    assert (receipt.position, receipt.epoch) == (position + 2, 2)
+    assert world.steps.count("log:commit") == 1
+    assert backend.remember("three").refusal is Refusal.EXECUTION_FENCED
+    assert auditor.audit.verify().findings == ()
+
+
+def test_a_first_append_that_fails_attaches_nobody(opened, world):
+    backend = opened(host="backend-1")
+    backend.remember("one")
+    auditor = opened(host="auditor")
+
+    def fail(step: str) -> None:
+        if step == "log:commit":
+            raise StorageFault("the disk is full")
+
+    world.at_step = fail
+    with pytest.raises(StorageFault):
+        auditor.remember("two")
+    world.at_step = lambda _: None
+
+    assert backend.remember("three").epoch == 1
+    assert auditor.remember("four").epoch == 2
+    assert backend.remember("five").refusal is Refusal.EXECUTION_FENCED
+
+
+def test_what_a_dead_host_owes_is_erased_by_the_next_start_of_another(opened, world):
+    old = opened(host="backend-1")
+    kept = old.remember(TEXT)
+
+    def stop(step: str) -> None:
+        if step == "forget:appended":
+            raise KeyboardInterrupt
+
+    world.at_step = stop
+    with pytest.raises(KeyboardInterrupt):
+        old.forget(kept.record_id, 1)
+    world.at_step = lambda _: None
+    live = opened(host="auditor").status()
+    world.move(seconds=61)
+
+    later = opened(host="auditor")
+
+    assert later.status().position > live.position
+    assert later.status().keys < live.keys
+    assert later.audit.verify().findings == ()
+
+
+def test_a_resumed_intent_is_not_fenced_by_the_term_that_its_resumption_takes(opened, firm):
+    old = opened(host="backend-1", ports=firm.ports).acting_as(ModelSession("s-main-1", "a"))
+    old.prepare(publication())
+
+    new = opened(host="backend-2", ports=firm.ports).acting_as(old.caller)
+
+    assert new.commit(old.operation("op-1").intent).to_revision == 1
+    assert new.audit.verify().findings == ()
+
+
 def test_an_opening_that_was_fenced_stays_so_when_its_host_comes_back(opened):
     old = opened(host="a")
-    opened(host="b")
+    old.remember("before")
+    opened(host="b").remember("between")
     new = opened(host="a")
 
     assert new.remember("by the new one").epoch == 3

@@ -76,8 +76,8 @@ class Memory(Writing, Reading):
 
     def _finish_forgets(self) -> None:
         # What cannot be finished now is finished by the next opening.
-        if self._parts.forgetting.is_owed:
-            with suppress(StorageFault, RefusedError):
+        with suppress(StorageFault, RefusedError):
+            if self._parts.forgetting.is_owed and self._parts.log.is_free:
                 self._parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
@@ -112,6 +112,11 @@ class Memory(Writing, Reading):
     def data_set(self) -> str:
         """Names the ledger's data: a provider of documents may only be replaced by its equal."""
         return self._parts.log.data_set
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it still answers; after a durable write that failed it must be opened again."""
+        return self._parts.log.is_serving
 
     @property
     def recovery_code(self) -> str | None:
@@ -258,7 +263,8 @@ def assemble(
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
         window = settings.forget_window_hours * HOUR_US
         protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
-        forgetting.finish(is_urgent=True)
+        if log.is_free:
+            forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
         taken_over = _taken_over(migration, settings)
         ledger = Ledger(log, stamps, protocol, settings.secrets)
