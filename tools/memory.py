@@ -261,12 +261,11 @@ def assemble(
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
-        window = settings.forget_window_hours * HOUR_US
-        protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
+        window_us = settings.forget_window_hours * HOUR_US
+        protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window_us)
         if log.is_free:
             forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
-        taken_over = _taken_over(migration, settings)
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
             log=log,
@@ -278,7 +277,7 @@ def assemble(
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
-            taken_over=taken_over,
+            taken_over=_taken_over(migration, settings),
             backups=Backups(log, stamps),
             export=Export(log, views, stamps),
             history=History(log, stamps),
