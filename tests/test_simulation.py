@@ -165,9 +165,9 @@ PLANTED: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
     a_retry_is_a_new_operation: {"judged once more"},
     a_live_host_is_not_asked_for: {"another host is live"},
     a_forget_only_says_so: {"gone"},
-    a_restore_forgets_nothing_again: {"TODO"},
-    a_models_forget_is_not_held: {"TODO"},
-    what_is_held_is_never_let_go_of: {"TODO"},
+    a_restore_forgets_nothing_again: {"report.findings"},
+    a_models_forget_is_not_held: {"self.owed"},
+    what_is_held_is_never_let_go_of: {"oracle.held"},
 }
 """Each bug with what is said about its own violation; another one does not count as found."""
 
