@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memoranda.ledger.entries import Row
 from memoranda.ledger.errors import IntegrityFault
-from memoranda.ledger.keyring import Keyring, KeyRow, bundle_key_in
+from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.witness import Anchor, journal_bytes, journal_rows, replace_file
 
 FILE_NAME = "keys.bundle"
@@ -35,9 +35,8 @@ class KeyBundle:
     content: bytes
     mark: bytes
 
-    def check(self, wrapping_key: bytes, space: str) -> None:
-        """Raises IntegrityFault unless this key opens it and nothing in it was changed."""
-        key = bundle_key_in(self.keys, wrapping_key, space)
+    def check(self, key: bytes) -> None:
+        """Raises IntegrityFault unless it was marked with this key, and not changed since."""
         if not hmac.compare_digest(hmac.digest(key, self.content, "sha256"), self.mark):
             raise IntegrityFault("the key bundle was changed since it was written")
 

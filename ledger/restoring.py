@@ -17,7 +17,7 @@ from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedErr
 from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
 from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
 from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
-from memoranda.ledger.keyring import Keyring, install_rows, open_recovery_copy
+from memoranda.ledger.keyring import Keyring, bundle_key_in, install_rows, open_recovery_copy
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import replay
@@ -132,16 +132,20 @@ class Restoring:
             except IntegrityFault as fault:
                 message = "is not the code that opens this backup's key bundle"
                 raise _refused("recovery", message) from fault
-        if key is not None:
-            try:
-                bundle.check(key, self._place.space)
-            except IntegrityFault as fault:
-                message = f"the key bundle does not open: {fault}"
-                hint = "" if code else "; with --recovery, your code may"
-                raise _refused("backup", message + hint) from fault
-        elif self._data_set_here() != bundle.data_set:
+        here = self._keys_here()
+        if key is None and (here is None or here[0] != bundle.data_set):
             message = "needed here: no wrapping key on this machine opens the backup's key bundle"
             raise _refused("recovery", message)
+        try:
+            # Whoever may write to the folder has none of the keys that the mark is made with.
+            if here is not None and here[0] == bundle.data_set:
+                bundle.check(here[1])
+            if key is not None:
+                bundle.check(bundle_key_in(bundle.keys, key, self._place.space))
+        except IntegrityFault as fault:
+            message = f"the key bundle does not open: {fault}"
+            hint = "" if code else "; with --recovery, your code may"
+            raise _refused("backup", message + hint) from fault
         return key
 
     def _slot_keys(self) -> dict[int, bytes]:
@@ -152,6 +156,11 @@ class Restoring:
 
     def _data_set_here(self) -> str | None:
         """Which data the keys on this machine are of, where they open."""
+        here = self._keys_here()
+        return here[0] if here else None
+
+    def _keys_here(self) -> tuple[str, bytes] | None:
+        """The data set of the keys on this machine, and what marks its bundles."""
         path = self._place.data / "keys.db"
         if not path.exists():
             return None
@@ -160,7 +169,7 @@ class Restoring:
                 self._lock.held(),
                 closing(Keyring(path, self._place.space, self._vault, self._stamps)) as keyring,
             ):
-                return keyring.data_set
+                return keyring.data_set, keyring.bundle_key
         except (IntegrityFault, StorageFault, RefusedError):
             return None
 

@@ -16,7 +16,7 @@ from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
-from memoranda.ledger.events import Value
+from memoranda.ledger.events import MessageForgotten, Value
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
 from memoranda.tools.memory import Memory, open_memory
@@ -279,6 +279,37 @@ def test_a_bundle_that_was_changed_is_refused(opened, away, elsewhere, restored)
         answer = restored(elsewhere, away, code=memory.recovery_code)
 
         assert answer.refusal.number == "F38"
+
+
+def test_a_bundle_that_no_key_of_this_machine_opens_is_refused_when_it_was_changed(
+    opened, folder, away, restored
+):
+    """An older key epoch than the slots have: the mark is made with what no rotation changes."""
+    memory = opened()
+    memory.remember(FACT)
+    memory.forget(memory.remember(OTHER).record_id, 1)
+    memory.backup(away)
+    memory.close()
+    path = away / SPACE / FILE_NAME
+    mark, _, content = (genuine := path.read_bytes()).partition(b"\n")
+    said = json.loads(content)
+    line = json.loads(said["journal"].splitlines()[0])
+    header = json.dumps({"removed_keys": [name for name, _, _ in said["keys"] if len(name) > 20]})
+    forged = {**line, "type": MessageForgotten.TOPIC, "tags": [], "header": header, "position": 99}
+    forged |= {"chain": "00" * 32, "sealed": "", "key_id": None}
+    said["journal"] += json.dumps(forged) + "\n"
+    said["key_epoch"] -= 1
+    path.write_bytes(mark + b"\n" + json.dumps(said).encode())
+    kept = (folder["state"] / SPACE / "forgotten").read_bytes()
+
+    answer = restored(folder, away)
+
+    assert (answer.refusal.number, answer.field) == ("F38", "backup")
+    assert (folder["state"] / SPACE / "forgotten").read_bytes() == kept
+    assert facts(opened()) == [FACT]
+    path.write_bytes(genuine)
+    assert restored(folder, away, force=True).is_served
+    assert facts(opened()) == [FACT]
 
 
 # -- nothing forgotten comes back -----------------------------------------------------------------
