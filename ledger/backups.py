@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from memoranda.ledger import chain
 from memoranda.ledger.authority import Caller, PersonClient
@@ -27,7 +27,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import Value
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
-from memoranda.ledger.slots import sync_folder
+from memoranda.ledger.slots import open_regular, read_file, sync_folder
 from memoranda.ledger.sqlite_files import connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
@@ -42,7 +42,7 @@ PAGE = 1000
 class LogCopy(Value):
     """One copy of the log: how far it goes, and when its last event was recorded."""
 
-    file: str
+    file: str = Field(pattern=r"^log-[0-9]{12,}\.db$")
     position: int
     chain: str
     key_epoch: int
@@ -188,20 +188,23 @@ class Backups:
 def read_manifest(inner: Path) -> Manifest | None:
     """What a destination says it holds; raises RefusedError for another version's or a torn one."""
     try:
-        return Manifest.model_validate_json((inner / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        is_newer = any(it["loc"] == ("format",) for it in error.errors(include_input=False))
+        return read_file(inner / MANIFEST, MANIFEST, Manifest.model_validate_json)
+    except IntegrityFault as fault:
+        why = fault.__cause__
+        wrong = why.errors(include_input=False) if isinstance(why, ValidationError) else ()
+        is_newer = any(it["loc"] == ("format",) for it in wrong)
         refusal = Refusal.SCHEMA_NEWER if is_newer else Refusal.SPACE_UNKNOWN
-        raise RefusedError(Refused(refusal, "backup", f"{MANIFEST} cannot be read")) from error
+        raise RefusedError(Refused(refusal, "backup", f"{MANIFEST} cannot be read")) from fault
 
 
 def verify_copy(path: Path, space: str) -> Head:
     """Reads a copy of the log whole, without any key; raises IntegrityFault where it is not."""
     try:
+        os.close(open_regular(path))
         with closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as connection:
             return _whole(SQLiteSnapshot(connection, space), space)
+    except OSError as error:
+        raise IntegrityFault("the copy of the log is missing or cannot be read") from error
     except (sqlite3.Error, StorageFault, RefusedError) as error:
         if isinstance(error, RefusedError) and error.refused.refusal is Refusal.SCHEMA_NEWER:
             raise

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memoranda.ledger.entries import Row
-from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.keyring import Keyring, KeyRow
+from memoranda.ledger.slots import FILE_BYTES_MAX, key_epoch_of, open_regular, read_file
 from memoranda.ledger.witness import Anchor, journal_bytes, journal_rows, replace_file
 
 FILE_NAME = "keys.bundle"
@@ -54,12 +55,15 @@ def write_bundle(folder: Path, keyring: Keyring, journal: Iterable[Row], anchor:
     }
     content = json.dumps(said).encode()
     mark = hmac.digest(keyring.bundle_key, content, "sha256")
+    stored = mark.hex().encode() + b"\n" + content
+    if len(stored) > FILE_BYTES_MAX:
+        raise StorageFault("the key bundle would be larger than any that is read")
     path = folder / FILE_NAME
-    with suppress(FileNotFoundError), path.open("r+b") as old:
-        replace_file(path, mark.hex().encode() + b"\n" + content)
+    with suppress(FileNotFoundError), os.fdopen(open_regular(path, os.O_RDWR), "r+b") as old:
+        replace_file(path, stored)
         _overwrite(old.fileno())
         return
-    replace_file(path, mark.hex().encode() + b"\n" + content)
+    replace_file(path, stored)
 
 
 def is_anothers(folder: Path, data_set: str) -> bool:
@@ -72,25 +76,27 @@ def is_anothers(folder: Path, data_set: str) -> bool:
 
 def read_bundle(folder: Path) -> KeyBundle:
     """The bundle at a destination; raises IntegrityFault for what is none, or a part of one."""
-    try:
-        mark, _, content = (folder / FILE_NAME).read_bytes().partition(b"\n")
-        said = json.loads(content)
-        if said["format"] != FORMAT:
-            raise IntegrityFault("the key bundle has a format that this version does not know")
-        return KeyBundle(
-            data_set=str(said["data_set"]),
-            key_epoch=int(said["key_epoch"]),
-            recovery=b64decode(said["recovery"]),
-            keys=tuple((str(name), int(epoch), b64decode(it)) for name, epoch, it in said["keys"]),
-            journal=tuple(journal_rows(said["journal"].encode())),
-            anchor=Anchor.read(said["anchor"]),
-            content=content,
-            mark=bytes.fromhex(mark.decode()),
-        )
-    except OSError as error:
-        raise IntegrityFault("the key bundle is missing or cannot be read") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityFault("the key bundle is damaged") from error
+    bundle = read_file(folder / FILE_NAME, "the key bundle", _bundle)
+    if bundle is None:
+        raise IntegrityFault("the key bundle is missing")
+    return bundle
+
+
+def _bundle(stored: bytes) -> KeyBundle:
+    mark, _, content = stored.partition(b"\n")
+    said = json.loads(content)
+    if said["format"] != FORMAT:
+        raise IntegrityFault("the key bundle has a format that this version does not know")
+    return KeyBundle(
+        data_set=str(said["data_set"]),
+        key_epoch=key_epoch_of(said["key_epoch"]),
+        recovery=b64decode(said["recovery"]),
+        keys=tuple((str(it[0]), key_epoch_of(it[1]), b64decode(it[2])) for it in said["keys"]),
+        journal=tuple(journal_rows(said["journal"].encode())),
+        anchor=Anchor.read(said["anchor"]),
+        content=content,
+        mark=bytes.fromhex(mark.decode()),
+    )
 
 
 def _overwrite(descriptor: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
-from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
@@ -270,11 +270,11 @@ class Log:
         key_epoch = self._keyring.key_epoch
         for destination in self.copies.read().backups:
             folder = Path(destination.path) / self.space
-            if destination.key_epoch == key_epoch or not folder.is_dir():
+            if destination.key_epoch == key_epoch:
                 continue
-            # A disk elsewhere that fails must keep nobody from this one.
-            with suppress(OSError, StorageFault):
-                if not is_anothers(folder, self.data_set):
+            # Whatever a disk elsewhere holds or fails at, it keeps nobody from this one.
+            with suppress(OSError, StorageFault, IntegrityFault):
+                if folder.is_dir() and not is_anothers(folder, self.data_set):
                     self.write_bundle(destination)
 
     def drop_opened_keys(self) -> None:

@@ -1,18 +1,31 @@
-"""Two slots that are overwritten in place: one file says of each key epoch how its key is kept."""
+"""Two slots that are overwritten in place: one file says of each key epoch how its key is kept.
 
+Beside them, how a file that is read whole is opened, whatever somebody put in its place.
+"""
+
+import errno
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from struct import pack
+from typing import TypeVar
 
-from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.sealing import KEY_BYTES
 
 SLOT_BYTES = 4096
 _DIGEST_BYTES = 32
 _EPOCH_BYTES = 4
 CONTENT_BYTES = SLOT_BYTES - _DIGEST_BYTES - _EPOCH_BYTES
+FILE_BYTES_MAX = 512 * 1024 * 1024
+"""No file that is read whole is larger: the wrapped keys of some million records fit in."""
+
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of taking apart what is not what it should be."""
+
+T = TypeVar("T")
 
 
 class SlotFile:
@@ -80,6 +93,42 @@ class SlotFile:
             _write_all(descriptor, content, (key_epoch % 2) * SLOT_BYTES)
         finally:
             os.close(descriptor)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; raises OSError, also for whatever else bears the name."""
+    # A pipe would keep its opener waiting; a link may lead to what is not ours to overwrite.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
+
+
+def read_file(path: Path, what: str, read: Callable[[bytes], T]) -> T | None:
+    """What a file says, as `read` finds it; None where there is none.
+
+    Raises IntegrityFault for whatever cannot be read, whoever wrote it there.
+    """
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > FILE_BYTES_MAX:
+                raise IntegrityFault(f"{what} is larger than any that is written")
+            return read(file.read(size))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise IntegrityFault(f"{what} cannot be read") from error
+    except DAMAGE as error:
+        raise IntegrityFault(f"{what} is damaged") from error
+
+
+def key_epoch_of(said: object) -> int:
+    """A key epoch, if it is one that a slot can name; raises ValueError for anything else."""
+    if isinstance(said, int) and 0 <= said < 256**_EPOCH_BYTES:
+        return said
+    raise ValueError("that is no key epoch")
 
 
 def make_folder(folder: Path) -> None:

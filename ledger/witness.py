@@ -238,7 +238,9 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Puts a whole new file in place of the old one, durably, for the owner alone."""
     beside = path.with_name(path.name + ".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Whatever bears the name: a link may lead to what is not ours to overwrite.
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         _write_all(descriptor, content)
         os.fsync(descriptor)

@@ -19,6 +19,7 @@ from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
 from memoranda.ledger.events import MessageForgotten, Value
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
+from memoranda.ledger.slots import FILE_BYTES_MAX
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
@@ -630,6 +631,88 @@ def test_a_folder_that_holds_another_ledgers_bundle_by_now_is_left_alone(
     memory.rotate_keys()
 
     assert contents(away) == kept
+
+
+def nothing_but_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_link_to(path: Path) -> None:
+    kept = path.parents[2] / "somebody's own file"
+    kept.write_text("not ours to overwrite")
+    path.unlink()
+    path.symlink_to(kept)
+
+
+def in_another_way(**more: object) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        mark, _, content = path.read_bytes().partition(b"\n")
+        path.write_bytes(mark + b"\n" + json.dumps({**json.loads(content), **more}).encode())
+
+    return change
+
+
+BAD_BUNDLES = {
+    "deep": lambda path: path.write_bytes(b"ab\n" + b"[" * 200_000),
+    "a pipe": nothing_but_a_pipe,
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link": a_link_to,
+    "a pipe beside it": lambda path: os.mkfifo(path.with_name(path.name + ".new")),
+    "a hole": lambda path: os.truncate(path, FILE_BYTES_MAX + 1),
+    "endless epoch": in_another_way(key_epoch=float("inf")),
+    "large epoch": in_another_way(key_epoch=1 << 40),
+    "large epoch of a key": in_another_way(keys=[["secret", 1 << 40, ""]]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BUNDLES)
+def test_a_bad_bundle_in_one_destination_keeps_nobody_out(
+    opened, away, tmp_path, elsewhere, restored, name
+):
+    memory = opened()
+    gone, code = memory.remember(FACT), memory.recovery_code
+    memory.remember(OTHER)
+    memory.backup(away)
+    memory.backup(tmp_path / "good")
+    BAD_BUNDLES[name](away / SPACE / FILE_NAME)
+
+    is_refused = name != "a pipe beside it"
+    assert isinstance(restored(elsewhere, away, code=code), Refused if is_refused else object)
+    memory.forget(gone.record_id, 1)
+    memory.close()
+    memory = opened()
+
+    assert facts(memory) == [OTHER]
+    key_epoch = memory.status().key_epoch
+    assert read_bundle(tmp_path / "good" / SPACE).key_epoch == key_epoch
+    if name in {"a pipe", "a folder", "a link"}:
+        assert memory.backup(away).code == "read_only"
+    else:
+        assert read_bundle(away / SPACE).key_epoch == key_epoch
+    if name == "a link":
+        assert (tmp_path / "somebody's own file").read_text() == "not ours to overwrite"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "log"])
+def test_a_pipe_in_place_of_a_backups_file_is_refused_and_not_waited_for(
+    memory, away, elsewhere, restored, name
+):
+    memory.remember(FACT)
+    memory.backup(away)
+    nothing_but_a_pipe(log_of(away) if name == "log" else away / SPACE / name)
+
+    assert restored(elsewhere, away, code=memory.recovery_code).field == "backup"
+
+
+def test_a_manifest_leads_to_no_file_outside_its_folder(memory, away, elsewhere, restored):
+    memory.remember(FACT)
+    memory.backup(away)
+    log_of(away).rename(away / "log-000000000004.db")
+    path = away / SPACE / "manifest.json"
+    path.write_text(path.read_text().replace('"log-', '"../log-'))
+
+    assert restored(elsewhere, away, code=memory.recovery_code).field == "backup"
 
 
 def test_a_backup_writes_the_anchor(memory, away, folder):
