@@ -25,10 +25,10 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.events import Value
-from memoranda.ledger.log import Log
+from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.slots import open_regular, read_file, sync_folder
-from memoranda.ledger.sqlite_files import connect_copy
+from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.witness import Destination, replace_file
@@ -74,6 +74,8 @@ class Backups:
     def __init__(self, log: Log, stamps: Stamps) -> None:
         self._log = log
         self._stamps = stamps
+        # Not the space's lock: nobody has to wait with a commit until a whole log is copied.
+        self._lock = SpaceLock(log.place.data / "backup.lock", BUSY_WAIT_S)
 
     def make(
         self, caller: Caller, folder: Path | str, keep: int | None = None
@@ -85,7 +87,8 @@ class Backups:
         if not isinstance(caller, PersonClient):
             return Refused(Refusal.NOT_AUTHORIZED)
         try:
-            answer = self._made(Path(folder).expanduser().absolute(), keep)
+            with self._lock.held():
+                answer = self._made(Path(folder).expanduser().absolute(), keep)
         except RefusedError as error:
             answer = error.refused
         except OSError as error:
@@ -195,6 +198,13 @@ def read_manifest(inner: Path) -> Manifest | None:
         is_newer = any(it["loc"] == ("format",) for it in wrong)
         refusal = Refusal.SCHEMA_NEWER if is_newer else Refusal.SPACE_UNKNOWN
         raise RefusedError(Refused(refusal, "backup", f"{MANIFEST} cannot be read")) from fault
+
+
+def verify_listed(inner: Path, copy: LogCopy, space: str) -> None:
+    """Reads a copy of the manifest whole; raises IntegrityFault unless it is the one it names."""
+    head = verify_copy(inner / copy.file, space)
+    if (head.position, head.chain.hex()) != (copy.position, copy.chain):
+        raise IntegrityFault("the copy of the log is not the one of the manifest")
 
 
 def verify_copy(path: Path, space: str) -> Head:

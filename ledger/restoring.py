@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from memoranda.ledger.backups import KEEP_DEFAULT, LogCopy, read_manifest, verify_copy
+from memoranda.ledger.backups import KEEP_DEFAULT, LogCopy, read_manifest, verify_listed
 from memoranda.ledger.bundles import KeyBundle, read_bundle
 from memoranda.ledger.entries import Draft
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
@@ -113,12 +113,10 @@ class Restoring:
             raise _refused("backup", "there is no such backup of this space in the folder")
         copy = early[-1]
         try:
-            head = verify_copy(inner / copy.file, self._place.space)
+            verify_listed(inner, copy, self._place.space)
             bundle = read_bundle(inner)
         except IntegrityFault as fault:
             raise _refused("backup", str(fault)) from fault
-        if (head.position, head.chain.hex()) != (copy.position, copy.chain):
-            raise _refused("backup", "the copy of the log is not the one of the manifest")
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
         return _Source(copy, inner / copy.file, bundle)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -118,6 +119,38 @@ def test_a_backup_of_an_unchanged_log_is_the_same_copy(memory, away):
 
     assert first == second
     assert len(log_names(away)) == 1
+
+
+@pytest.mark.parametrize("step", ["backup:listed", "backup:copied", "backup:bundled"])
+def test_two_backups_at_once_to_one_folder_leave_both_copies(memory, folder, world, away, step):
+    answers, waiting = [], threading.Event()
+    memory.remember(FACT)
+
+    def back_up_too() -> None:
+        with open_memory(SPACE, **folder) as other:
+            other.remember(OTHER)
+            waiting.set()
+            answers.append(other.backup(away))
+
+    thread = threading.Thread(target=back_up_too)
+
+    def start(name: str) -> None:
+        if name == step:
+            world.at_step = lambda _: None
+            thread.start()
+            assert waiting.wait(60)
+            thread.join(0.5)
+
+    world.at_step = start
+    answers.append(memory.backup(away))
+    thread.join(60)
+
+    assert [type(it) for it in answers] == [BackupReport] * 2
+    made = sorted({it.copy_made.file for it in answers})
+    manifest = json.loads((away / SPACE / "manifest.json").read_text())
+    assert log_names(away) == [it["file"] for it in manifest["copies"]] == made
+    assert len(made) == (1 if step == "backup:listed" else 2)
+    assert {it.name for it in memory.doctor() if it.level == "finding"} == set()
 
 
 @pytest.mark.parametrize("keep", [0, -1, 10_001])

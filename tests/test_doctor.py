@@ -41,6 +41,33 @@ def test_a_bundle_older_than_the_last_rotation_is_a_finding(healthy, tmp_path):
     assert "missing" in found["backup"]
 
 
+def test_a_backup_without_a_whole_copy_of_the_log_is_a_finding(healthy, tmp_path):
+    inner = tmp_path / "away" / SPACE
+    healthy.remember("more")
+    healthy.backup(tmp_path / "away")
+    older, newest = sorted(inner.glob("log-*.db"))
+    bundle = (inner / "keys.bundle").read_bytes()
+
+    def told() -> str:
+        found = findings(healthy)
+        assert set(found) == {"backup", "recovery"}
+        return found["backup"]
+
+    older.unlink()
+    assert older.name in told()
+    newest.write_bytes(newest.read_bytes()[:4096])
+    older.write_bytes(b"")
+    assert "damaged" in told()
+    (inner / "manifest.json").write_text("{}")
+    assert "manifest.json cannot be read" in told()
+    (inner / "manifest.json").unlink()
+    assert "no copy of the log is there" in told()
+    (inner / "keys.bundle").write_bytes(bundle.replace(b'"data_set": "', b'"data_set": "0'))
+    assert "another ledger's" in told()
+    healthy.backup(tmp_path / "away")
+    assert findings(healthy) == {}
+
+
 def test_files_that_others_may_read_are_a_finding(healthy, folder):
     (folder["data"] / SPACE / "keys.db").chmod(0o644)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from memoranda.ledger.backups import read_manifest, verify_listed
 from memoranda.ledger.bundles import read_bundle
-from memoranda.ledger.errors import IntegrityFault
+from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
 from memoranda.ledger.forgetting import FORGETS, pending_in
 from memoranda.ledger.holding import all_held, until_of
@@ -41,7 +42,7 @@ def examined(parts: Parts) -> tuple[Check, ...]:
         *_held(log),
         _operations(parts),
         *_earlier_store(parts),
-        *_bundles(log),
+        *_backups(log),
         *_state_folder(log),
     )
 
@@ -144,29 +145,47 @@ def refused_lines(counts: Mapping[str, int]) -> str:
     return f"lines of the earlier store that were refused: {sum(counts.values())} ({codes})"
 
 
-def _bundles(log: Log) -> Iterator[Check]:
+def _backups(log: Log) -> Iterator[Check]:
     """Whether a lost machine could be restored with what is forgotten left out."""
-    key_epoch = log.head().key_epoch
     present = 0
     for destination in log.copies.read().backups:
-        fault = _bundle_fault(Path(destination.path) / log.space, key_epoch)
+        fault = _backup_fault(log, Path(destination.path) / log.space)
         if fault is None:
             present += 1
-            yield _fine("backup", f"{destination.path} has the present key bundle")
+            message = "has the present key bundle and whole copies of the log"
+            yield _fine("backup", f"{destination.path} {message}")
         else:
             again = f"`memoranda backup {destination.path}` writes it"
-            yield _finding("backup", f"{destination.path}: the key bundle {fault}; {again}")
+            yield _finding("backup", f"{destination.path}: {fault}; {again}")
     if not present:
-        message = "no key bundle is younger than the last key rotation; `memoranda backup DIR`"
-        yield _finding("recovery", f"{message} makes one")
+        message = "no backup is whole and younger than the last key rotation"
+        yield _finding("recovery", f"{message}; `memoranda backup DIR` makes one")
 
 
-def _bundle_fault(folder: Path, key_epoch: int) -> str | None:
+def _backup_fault(log: Log, folder: Path) -> str | None:
     try:
-        bundle = read_bundle(folder)
+        _read_backup(log, folder)
     except IntegrityFault as fault:
-        return str(fault).removeprefix("the key bundle ")
-    return None if bundle.key_epoch == key_epoch else "is older than the last key rotation"
+        return str(fault)
+    except RefusedError as error:
+        return error.refused.message
+    return None
+
+
+def _read_backup(log: Log, folder: Path) -> None:
+    """Raises what is wrong with a destination; the newest copy, which a restore takes, is whole."""
+    bundle = read_bundle(folder)
+    if bundle.data_set != log.data_set:
+        raise IntegrityFault("the key bundle is another ledger's")
+    if bundle.key_epoch != log.head().key_epoch:
+        raise IntegrityFault("the key bundle is older than the last key rotation")
+    manifest = read_manifest(folder)
+    if manifest is None or not manifest.copies:
+        raise IntegrityFault("no copy of the log is there")
+    for copy in manifest.copies:
+        if not (folder / copy.file).is_file():
+            raise IntegrityFault(f"{copy.file} is missing")
+    verify_listed(folder, manifest.copies[-1], log.space)
 
 
 def _state_folder(log: Log) -> Iterator[Check]:
