@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from memoranda.ledger.case import OPERATION
 from memoranda.ledger.entries import SPACE_KEY, Draft, Event, Row, Selector, Tag
+from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import (
     ConflictChanged,
     ForgetReleased,
@@ -22,7 +23,9 @@ from memoranda.ledger.events import (
 )
 from memoranda.ledger.personal import Tombstone
 from memoranda.ledger.sealed_store import DecidingStore
+from memoranda.ledger.shapes import read_header
 
+FORGETTING = (RecordCommitted, OperationAborted, MessageForgotten, ForgetReleased)
 ON_RECORD = (RecordCommitted, OperationPrepared)
 
 
@@ -33,6 +36,13 @@ class Replayed:
     records: int = 0
     messages: int = 0
     removed_keys: set[str] = field(default_factory=set)
+
+
+def check_rows(rows: Iterable[Row]) -> None:
+    """Raises IntegrityFault for a row that is no forget, or one that a later version wrote."""
+    for row in rows:
+        if not isinstance(read_header(row.type, row.header), FORGETTING):
+            raise IntegrityFault(f"the forget journal holds an event of type {row.type}")
 
 
 def replay(store: DecidingStore, rows: Sequence[Row]) -> Replayed:
@@ -205,8 +215,5 @@ def _header(event: Event) -> RecordCommitted:
 
 
 def _removed_keys(event: Event) -> tuple[str, ...]:
-    header = event.header
-    assert isinstance(
-        header, RecordCommitted | OperationAborted | MessageForgotten | ForgetReleased
-    ), "it forgets"
-    return header.removed_keys
+    assert isinstance(event.header, FORGETTING), "the rows were checked"
+    return event.header.removed_keys

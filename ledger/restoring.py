@@ -20,7 +20,7 @@ from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
 from memoranda.ledger.keyring import Keyring, bundle_key_in, install_rows, open_recovery_copy
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
-from memoranda.ledger.replaying import replay
+from memoranda.ledger.replaying import check_rows, replay
 from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect, connect_copy, truncate_wal
@@ -176,6 +176,7 @@ class Restoring:
     def _put(self, source: _Source, wrapping_key: bytes | None, *, force: bool) -> Anchor:
         """Keys, journal and log as the backup has them; the anchor of before."""
         is_anothers = self._data_set_here() not in {None, source.bundle.data_set}
+        self._refuse_unknown(source.bundle, is_anothers=is_anothers)
         before = self._marked(source, force=force, is_anothers=is_anothers)
         self._stamps.step("restore:marked")
         self._put_journal(source.bundle, is_anothers=is_anothers)
@@ -198,6 +199,15 @@ class Restoring:
         before = max(here, source.bundle.anchor) if here else source.bundle.anchor
         mark.write(before)
         return before
+
+    def _refuse_unknown(self, bundle: KeyBundle, *, is_anothers: bool) -> None:
+        """What cannot be forgotten again is not brought back."""
+        _, journal, _ = witnesses(self._place.state)
+        try:
+            check_rows(bundle.journal)
+            check_rows(() if is_anothers else journal.read())
+        except IntegrityFault as fault:
+            raise _refused("backup", str(fault)) from fault
 
     def _put_journal(self, bundle: KeyBundle, *, is_anothers: bool) -> None:
         if is_anothers:

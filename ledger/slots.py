@@ -61,13 +61,15 @@ class SlotFile:
         A content of KEY_BYTES comes back as it was, any other filled up to CONTENT_BYTES.
         """
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_regular(self._path), "rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 content = file.read(2 * SLOT_BYTES)
         except FileNotFoundError:
             return None
         except PermissionError as error:
             raise RefusedError(Refused(Refusal.READ_ONLY, field="state")) from error
+        except OSError as error:
+            raise RefusedError(_unusable("the slot file cannot be read")) from error
         if mode & 0o077:
             # As ssh does with a private key: a warning would be read by nobody.
             message = f"others may open the slot file (mode {mode:o}); `chmod 600` it first"
@@ -88,7 +90,7 @@ class SlotFile:
         self._overwrite(key_epoch, noise)
 
     def _overwrite(self, key_epoch: int, content: bytes) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY)
+        descriptor = open_regular(self._path, os.O_WRONLY)
         try:
             _write_all(descriptor, content, (key_epoch % 2) * SLOT_BYTES)
         finally:
@@ -124,11 +126,16 @@ def read_file(path: Path, what: str, read: Callable[[bytes], T]) -> T | None:
         raise IntegrityFault(f"{what} is damaged") from error
 
 
-def key_epoch_of(said: object) -> int:
-    """A key epoch, if it is one that a slot can name; raises ValueError for anything else."""
-    if isinstance(said, int) and 0 <= said < 256**_EPOCH_BYTES:
+def number_of(said: object, limit: int = 1 << 63) -> int:
+    """A whole number that the log can hold, as a file says it; raises ValueError for all else."""
+    if isinstance(said, int) and 0 <= said < limit:
         return said
-    raise ValueError("that is no key epoch")
+    raise ValueError("that is no number of the log's")
+
+
+def key_epoch_of(said: object) -> int:
+    """A key epoch that a slot can name; raises ValueError for anything else."""
+    return number_of(said, 256**_EPOCH_BYTES)
 
 
 def make_folder(folder: Path) -> None:

@@ -9,14 +9,15 @@ import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field
 
 from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import Value
-from memoranda.ledger.slots import sync_folder
+from memoranda.ledger.slots import DAMAGE, key_epoch_of, number_of, read_file, sync_folder
+from memoranda.ledger.stamps import moment_of
 
 
 class Anchor(NamedTuple):
@@ -34,9 +35,11 @@ class Anchor(NamedTuple):
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> "Anchor":
-        """The anchor as `wire` wrote it; raises KeyError, TypeError or ValueError for another."""
-        chain = bytes.fromhex(said["chain"])
-        return cls(said["position"], chain, said["key_epoch"], said.get("recorded_at", 0))
+        """The anchor as `wire` wrote it; raises one of DAMAGE for another."""
+        position, recorded_at = number_of(said["position"]), number_of(said.get("recorded_at", 0))
+        moment_of(recorded_at)  # raises OverflowError for a time that no calendar has
+        chain, key_epoch = bytes.fromhex(said["chain"]), key_epoch_of(said["key_epoch"])
+        return cls(position, chain, key_epoch, recorded_at)
 
     def wire(self) -> dict[str, object]:
         """The anchor as it is stored."""
@@ -57,12 +60,10 @@ class AnchorFile:
     def read(self) -> Anchor | None:
         """The anchor; None where none was written yet. Raises IntegrityFault for a damaged one."""
         try:
-            anchor = Anchor.read(json.loads(self._path.read_text()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityFault("the anchor is damaged; `memoranda restore` writes it") from error
-        self._written = anchor
+            anchor = read_file(self._path, "the anchor", lambda it: Anchor.read(json.loads(it)))
+        except IntegrityFault as fault:
+            raise IntegrityFault(f"{fault}; `memoranda restore` writes it") from fault
+        self._written = anchor or self._written
         return anchor
 
     def is_behind(self, head: Head, by: int) -> bool:
@@ -93,7 +94,9 @@ class Journal:
         """Adds rows durably, before their keys are removed; raises StorageFault."""
         lines = journal_bytes(rows)
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            # Never made to wait by a pipe; see `open_regular`.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+            descriptor = os.open(self._path, flags, 0o600)
             try:
                 # A line that a crash cut short must not swallow this one.
                 _write_all(descriptor, b"\n" + lines if self._is_cut() else lines)
@@ -106,10 +109,7 @@ class Journal:
 
     def read(self) -> list[Row]:
         """Every row once, in the order of the forgets; a line that was cut short is left out."""
-        try:
-            return journal_rows(self._path.read_bytes())
-        except FileNotFoundError:
-            return []
+        return read_file(self._path, "the forget journal", journal_rows) or []
 
     def _is_cut(self) -> bool:
         try:
@@ -123,21 +123,24 @@ class Journal:
             return False
 
 
+FilePath = Annotated[str, Field(pattern=r"^[^\x00]+$")]
+
+
 class Destination(Value):
     """A folder that backups go to: how many logs it keeps, and the key epoch of its key bundle.
 
     Key epoch 0 is that of no bundle, or of one that another recovery code opens.
     """
 
-    path: str
-    keep: int
+    path: FilePath
+    keep: int = Field(ge=1)
     key_epoch: int = 0
 
 
 class ExportedFile(Value):
     """A readable copy that was made of the log up to a position."""
 
-    path: str
+    path: FilePath
     position: int
 
 
@@ -156,12 +159,8 @@ class CopyList:
 
     def read(self) -> Copies:
         """The copies known; raises IntegrityFault for a damaged list."""
-        try:
-            return Copies.model_validate_json(self._path.read_bytes())
-        except FileNotFoundError:
-            return Copies()
-        except ValidationError as error:
-            raise IntegrityFault("the list of copies in the state folder is damaged") from error
+        what = "the list of copies in the state folder"
+        return read_file(self._path, what, Copies.model_validate_json) or Copies()
 
     def put(self, destination: Destination) -> None:
         """Adds a destination, or replaces what is known of it; under the space lock."""
@@ -221,12 +220,14 @@ def _line(row: Row) -> bytes:
 def _row(line: bytes) -> Row | None:
     try:
         said = json.loads(line)
+        key_id = said["key_id"]
         return Row(
-            said["position"], said["type"], said["recorded_at"], said["header"].encode(),
-            tuple(said["tags"]), bytes.fromhex(said["commitment"]), bytes.fromhex(said["chain"]),
-            said["key_id"], b64decode(said["sealed"]) or None,
+            number_of(said["position"]), str(said["type"]), number_of(said["recorded_at"]),
+            said["header"].encode(), tuple(map(str, said["tags"])),
+            bytes.fromhex(said["commitment"]), bytes.fromhex(said["chain"]),
+            None if key_id is None else str(key_id), b64decode(said["sealed"]) or None,
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError):
+    except DAMAGE:
         return None
 
 

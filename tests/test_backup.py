@@ -820,6 +820,91 @@ def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, fold
     assert memory.audit.verify(with_index=True).findings == ()
 
 
+# -- damaged state files --------------------------------------------------------------------------
+
+DEEP = b"[" * 200_000
+
+
+def said_otherwise(**more: object) -> Callable[[Path], None]:
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+
+
+def of_copies(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text)
+
+
+STATE_FILES = {
+    "an anchor that is no number": ("anchor", said_otherwise(position="x")),
+    "an anchor without a number": ("anchor", said_otherwise(position=None)),
+    "an anchor beyond every log": ("anchor", said_otherwise(position=10**22)),
+    "an anchor beyond every calendar": ("anchor", said_otherwise(recorded_at=1 << 62)),
+    "an anchor beyond every slot": ("anchor", said_otherwise(key_epoch=1 << 32)),
+    "a deep anchor": ("anchor", lambda path: path.write_bytes(DEEP)),
+    "an anchor of bytes": ("anchor", lambda path: path.write_bytes(b"\xff\xfe")),
+    "an anchor that is a pipe": ("anchor", nothing_but_a_pipe),
+    "an anchor that is a folder": ("anchor", lambda path: (path.unlink(), path.mkdir())),
+    "slots that are a pipe": ("slots", nothing_but_a_pipe),
+    "slots that are a folder": ("slots", lambda path: (path.unlink(), path.mkdir())),
+    "copies at no path": (
+        "copies", of_copies('{"backups": [{"path": "a\\u0000b", "keep": 7}]}'),
+    ),
+    "deep copies": ("copies", lambda path: path.write_bytes(DEEP)),
+    "copies that are a pipe": ("copies", nothing_but_a_pipe),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATE_FILES)
+def test_a_damaged_state_file_is_named_by_the_opening(opened, folder, away, name):
+    memory = opened()
+    memory.remember(FACT)
+    memory.backup(away)
+    memory.close()
+    file, damage = STATE_FILES[name]
+    damage(folder["state"] / SPACE / file)
+
+    with pytest.raises((IntegrityFault, RefusedError)) as fault:
+        opened()
+
+    said = {"anchor": "the anchor", "slots": "the slot file", "copies": "the list of copies"}
+    assert said[file] in str(fault.value)
+
+
+def test_journal_lines_that_are_none_are_left_out(opened, folder, away, restored):
+    memory = opened()
+    memory.forget(memory.remember(FACT).record_id, 1)
+    memory.remember(OTHER)
+    memory.backup(away)
+    path = folder["state"] / SPACE / "forgotten"
+    (line,) = path.read_bytes().splitlines()
+    bad = [{"position": [1]}, {"position": 10**22}, {"header": []}, {"tags": 7}, {"sealed": None}]
+    lines = [DEEP, b"7", b"\xff", *(json.dumps({**json.loads(line), **it}).encode() for it in bad)]
+    path.write_bytes(b"\n".join([*lines, line, b""]))
+    memory.close()
+
+    assert len(opened()._parts.log.journal.read()) == 1
+    assert restored(folder, away, force=True).is_served
+    assert facts(opened()) == [OTHER]
+
+
+def test_a_forget_that_this_version_does_not_know_is_found_before_anything_is_replaced(
+    opened, folder, away, restored
+):
+    memory = opened()
+    memory.forget(memory.remember(FACT).record_id, 1)
+    memory.backup(away)
+    memory.remember(OTHER)
+    memory.close()
+    path = folder["state"] / SPACE / "forgotten"
+    kept = path.read_bytes()
+    path.write_bytes(kept.replace(b"record.committed/1", b"record.committed/9"))
+    assert path.read_bytes() != kept
+
+    answer = restored(folder, away, force=True)
+
+    assert (answer.field, "record.committed/9" in answer.message) == ("backup", True)
+    assert facts(opened()) == [OTHER]
+
+
 # -- crashes --------------------------------------------------------------------------------------
 
 
