@@ -34,7 +34,8 @@ class Restored(Value):
     """A log that was put in place, before it is audited and served.
 
     `gone` counts the events behind the copy that the anchor had seen: whatever was acknowledged
-    between the two times is not there any more.
+    between the two times is not there any more. `lacks_passphrase` says that the code put the
+    wrapping key into its slot as it is: a passphrase that was over it is not any more.
     """
 
     position: int
@@ -45,6 +46,7 @@ class Restored(Value):
     gone_until: str | None
     key_epoch: int
     term: int
+    lacks_passphrase: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class Restoring:
                 make_folder(own)
             with self._lock.held():
                 before = self._put(source, wrapping_key, force=asked.force)
-            return self._replayed(source, before, str(folder))
+            restored = self._replayed(source, before, str(folder))
+            is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
+            return restored.model_copy(update={"lacks_passphrase": is_in_slot})
         except RefusedError as error:
             return error.refused
         except OSError as error:

@@ -21,6 +21,7 @@ from memoranda.ledger.events import MessageForgotten, Value
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.slots import FILE_BYTES_MAX
+from memoranda.tools.cli_backup import _restore_page
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
@@ -1021,10 +1022,15 @@ def test_a_ledger_under_a_passphrase_is_restored_with_it_or_with_the_code(
     back = restore(settings, world.stamps, away, Asked(force=True), passphrase="a few words")
 
     assert (back.forgotten_again, back.is_served) == (1, True)
+    assert not back.lacks_passphrase
     memory = opened(passphrase="a few words")
     assert facts(memory) == []
     memory.close()
-    assert restored(elsewhere, away, code=code).is_served
+    for where in (elsewhere, folder):
+        by_code = restored(where, away, code=code, force=True)
+        assert (by_code.is_served, by_code.lacks_passphrase) == (True, True)
+        assert "keys passphrase" in "".join(str(it) for it in _restore_page(by_code))
+    assert "keys passphrase" not in "".join(str(it) for it in _restore_page(back))
 
 
 def test_messages_that_were_forgotten_for_themselves_do_not_come_back(

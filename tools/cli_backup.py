@@ -143,6 +143,11 @@ def _restore_page(report: "RestoreReport") -> Iterator[RenderableType]:
             "yellow",
         )
     yield f"Key epoch {report.key_epoch} and term {report.term} are in force."
+    if report.lacks_passphrase:
+        message = (
+            "No passphrase is over the wrapping key now: `memoranda keys passphrase` sets one."
+        )
+        yield line(message, "yellow")
     if report.findings:
         yield finding_table(report.findings)
 
