@@ -20,12 +20,21 @@ FORGOTTEN = Refused(
     "the space was forgotten for good; `memoranda init --new` begins another in its place",
 )
 LOCK_WAIT_S = 10.0
+PAGE = 1000
 
 
-def is_forgotten_space(snapshot: Snapshot) -> bool:
-    """Whether the last event is the end of the space."""
-    newest = snapshot.read(None, snapshot.head.position - 1, 1) if snapshot.head.position else []
-    return bool(newest) and newest[0].type == SpaceForgotten.TOPIC
+def is_forgotten_space(snapshot: Snapshot, *, anywhere: bool = False) -> bool:
+    """Whether the last event is the end of the space; or any, which reads the whole log.
+
+    Earlier versions let an opening from before write on after it.
+    """
+    after = 0 if anywhere else max(0, snapshot.head.position - 1)
+    while after < snapshot.head.position:
+        rows = snapshot.read(None, after, PAGE)
+        if any(row.type == SpaceForgotten.TOPIC for row in rows):
+            return True
+        after += PAGE
+    return False
 
 
 def end_keys(place: Place, vault: WrappingKeys, stamps: Stamps) -> None:
@@ -62,7 +71,7 @@ def set_aside(place: Place, stamps: Stamps) -> Path | None:
     if not (place.data / "ledger.db").exists():
         return None
     with chain_of(place, stamps) as snapshot:
-        if not is_forgotten_space(snapshot):
+        if not is_forgotten_space(snapshot, anywhere=True):
             return None
         name = f"forgotten-{snapshot.head.chain.hex()[:16]}.db"
     aside = (place.data / "ledger.db").rename(place.data / name)

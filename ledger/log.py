@@ -12,7 +12,8 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
-from memoranda.ledger.places import Place
+from memoranda.ledger.places import LOST_LOG, Place
+from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import (
     LOCAL_HOST,
     DecidingStore,
@@ -84,7 +85,7 @@ class Log:
             self._keyring = self._open_keys(place, is_new=is_new)
             opened.callback(self._keyring.close)
             if is_new and (not create or self._keyring.holds_data_keys()):
-                raise RefusedError(_lost_log() if create else Refused(Refusal.SPACE_UNKNOWN))
+                raise RefusedError(LOST_LOG if create else Refused(Refusal.SPACE_UNKNOWN))
             if is_new:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
@@ -119,7 +120,7 @@ class Log:
         """
         self._refuse_if_closed()
         with self._recorder.deciding() as transaction:
-            self._notice(transaction.head)
+            self._notice(transaction)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
             self._refuse_if_fenced(store)
             was_newcomer = store.newcomer is not None
@@ -145,13 +146,12 @@ class Log:
         """One consistent snapshot."""
         self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
-            self._notice(snapshot.head)
+            self._notice(snapshot)
             yield SealedStore(snapshot, self._keyring, self.space)
 
     def head(self) -> Head:
-        self._refuse_if_closed()
-        with self._recorder.reading() as snapshot:
-            return snapshot.head
+        with self.reading() as store:
+            return store.head
 
     @property
     def seen(self) -> Head:
@@ -307,9 +307,11 @@ class Log:
 
     # -- opening ----------------------------------------------------------------------------
 
-    def _notice(self, head: Head) -> None:
-        # What another process appended may be a forget or a rotation.
-        if (self._seen.position, self._seen.key_epoch) != (head.position, head.key_epoch):
+    def _notice(self, snapshot: Snapshot) -> None:
+        # What another process appended may be a forget, a rotation, or the end of the space.
+        if (head := snapshot.head) != self._seen:
+            if is_forgotten_space(snapshot):
+                raise RefusedError(FORGOTTEN)
             self._keyring.heed_others()
             if self._seen.position and self._seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
@@ -320,7 +322,8 @@ class Log:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
         with self._recorder.reading() as snapshot:
             is_new = snapshot.head.position == 0
-            is_forgotten = is_forgotten_space(snapshot)
+            has_keys = (place.data / "keys.db").exists()
+            is_forgotten = is_forgotten_space(snapshot, anywhere=not has_keys)
         if is_forgotten:
             end_keys(place, self._vault, self._stamps)
             raise RefusedError(FORGOTTEN)
@@ -358,7 +361,8 @@ class Log:
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
         with suppress(OSError, StorageFault), self._recorder.reading() as snapshot:
-            if self._anchor.is_behind(snapshot.head, by):
+            # Of a space that ended, an anchor would stand in the way of the next one.
+            if self._anchor.is_behind(snapshot.head, by) and not is_forgotten_space(snapshot):
                 self._anchor.write(Anchor.of(snapshot.head))
 
     def _join(self) -> None:
@@ -408,13 +412,13 @@ class Log:
     def _refuse_lost_log(self, place: Place) -> None:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
         if self._anchor.read() is not None:
-            raise RefusedError(_lost_log())
+            raise RefusedError(LOST_LOG)
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return
         keyring = Keyring(place.data / "keys.db", place.space, self._vault, self._stamps)
         try:
             if keyring.holds_data_keys():
-                raise RefusedError(_lost_log())
+                raise RefusedError(LOST_LOG)
         finally:
             keyring.close()
 
@@ -442,8 +446,3 @@ class Log:
             self.copies.disown_bundles()  # first, as for a new code
             self._keyring.leave_recovery_secret()
         self.rewrite_bundles()
-
-
-def _lost_log() -> Refused:
-    message = "the log is missing or empty although its keys or its anchor are here; restore it"
-    return Refused(Refusal.SPACE_UNKNOWN, "data", message)

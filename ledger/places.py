@@ -8,6 +8,12 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
 
+LOST_LOG = Refused(
+    Refusal.SPACE_UNKNOWN,
+    "data",
+    "the log is missing or empty although its keys or its anchor are here; restore it",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -412,6 +412,45 @@ def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, 
     assert set_aside(place_of(folder), world.stamps) is None
 
 
+def test_who_had_the_space_open_when_it_ended_neither_reads_nor_writes_any_more(
+    opened, memory, world, folder, tmp_path
+):
+    made, other = memory.remember(FACT), opened()
+    assert other.read(made.record_id).record.content == FACT
+    assert memory.forget_space("us_alice") > 64
+
+    refused = [
+        other.remember("After the end"),
+        other.read(made.record_id),
+        other.search("wanted"),
+        other.backup(tmp_path / "away"),
+    ]
+
+    assert {it.refusal.number for it in refused} == {"F38"}
+    assert not (folder["state"] / "us_alice" / "copies").exists()
+    assert verify_chain(place_of(folder), world.stamps).findings == ()
+    assert set_aside(place_of(folder), world.stamps) is not None
+    following = opened()
+    other.close()
+    assert opened().data_set == following.data_set
+
+
+def test_a_space_that_an_earlier_version_wrote_into_after_its_end_is_forgotten_all_the_same(
+    opened, memory, world, folder, monkeypatch
+):
+    other = opened()
+    assert other.remember(FACT).to_revision == 1
+    assert memory.forget_space("us_alice") > 64
+    with monkeypatch.context() as earlier:
+        earlier.setattr("memoranda.ledger.log.is_forgotten_space", lambda _: False)
+        assert other.remember("After the end").to_revision == 1
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+    assert set_aside(place_of(folder), world.stamps) is not None
+    assert opened().records() == ()
+
+
 @pytest.mark.parametrize("step", ["space:forgotten", "space:keys-removed", "space:slots-destroyed"])
 def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     opened, memory, world, folder, step
