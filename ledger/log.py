@@ -308,6 +308,8 @@ class Log:
     # -- opening ----------------------------------------------------------------------------
 
     def _notice(self, snapshot: Snapshot) -> None:
+        # Not before the snapshot: none that began without the mark holds what a restore has put.
+        self.place.refuse_unrestored()
         # What another process appended may be a forget, a rotation, or the end of the space.
         if (head := snapshot.head) != self._seen:
             if is_forgotten_space(snapshot):
@@ -331,9 +333,7 @@ class Log:
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or to begin, before anything is put there."""
-        if place.mark.exists() and not place.is_restoring:
-            message = "a restore has not ended; run `memoranda restore` again"
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+        place.refuse_unrestored()
         log_file = place.data / "ledger.db"
         is_missing = not log_file.exists() or log_file.stat().st_size == 0
         if is_missing and not create:

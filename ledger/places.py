@@ -30,6 +30,12 @@ class Place:
         """Stands while a restore has not ended: it holds the anchor of before."""
         return self.state / "restoring"
 
+    def refuse_unrestored(self) -> None:
+        """Raises RefusedError (F38) while a restore has not ended, unless it is the one asking."""
+        if not self.is_restoring and self.mark.exists():
+            message = "a restore has not ended; run `memoranda restore` again"
+            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+
     @classmethod
     def of(cls, space: str, data: Path, state: Path) -> "Place":
         """The place of a space below the two roots; raises RefusedError for a bad name."""
