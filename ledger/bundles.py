@@ -16,6 +16,7 @@ from pathlib import Path
 from memoranda.ledger.entries import Row
 from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.keyring import Keyring, KeyRow, bundle_key_in
+from memoranda.ledger.slots import sync_folder
 from memoranda.ledger.witness import Anchor, journal_bytes, journal_rows, replace_file
 
 FILE_NAME = "keys.bundle"
@@ -61,6 +62,20 @@ def write_bundle(folder: Path, keyring: Keyring, journal: Iterable[Row], anchor:
         _overwrite(old.fileno())
         return
     replace_file(path, mark.hex().encode() + b"\n" + content)
+
+
+def destroy_bundle(folder: Path, data_set: str) -> bool:
+    """Overwrites this ledger's bundle and takes it away; False where that cannot be done."""
+    path = folder / FILE_NAME
+    try:
+        if path.exists() and not is_anothers(folder, data_set):
+            with path.open("r+b") as file:
+                _overwrite(file.fileno())
+            path.unlink()
+        sync_folder(folder)
+    except OSError:
+        return False
+    return True
 
 
 def is_anothers(folder: Path, data_set: str) -> bool:

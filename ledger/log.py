@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from memoranda.ledger.bundles import is_anothers, write_bundle
-from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
+from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
@@ -286,8 +286,8 @@ class Log:
         self._refuse_if_closed()
         return self._keyring.count()
 
-    def forget_space(self) -> int:
-        """Ends the space: every body and every key is destroyed; how many keys there were.
+    def forget_space(self) -> SpaceEnded:
+        """Ends the space: every body, every key, and every key bundle that can be reached.
 
         Headers and chain stay, and verify without keys. A crash is rolled forward by the next
         opening, which then refuses to serve.
@@ -300,10 +300,10 @@ class Log:
             self._stamps.step("space:forgotten")
             self._recorder.truncate()
             self._keyring.close()
-            end_keys(self.place, self._vault, self._stamps)
+            copies = end_keys(self.place, self._vault, self._stamps)
             self.is_closed = True
             self._recorder.close()
-            return keys
+            return SpaceEnded(keys=keys, copies=copies)
 
     # -- opening ----------------------------------------------------------------------------
 

@@ -149,7 +149,8 @@ def _bundles(log: Log) -> Iterator[Check]:
     key_epoch = log.head().key_epoch
     present = 0
     for destination in log.copies.read().backups:
-        fault = _bundle_fault(Path(destination.path) / log.space, key_epoch)
+        folder = Path(destination.path) / log.space
+        fault = _bundle_fault(folder, log.data_set, key_epoch)
         if fault is None:
             present += 1
             yield _fine("backup", f"{destination.path} has the present key bundle")
@@ -161,11 +162,13 @@ def _bundles(log: Log) -> Iterator[Check]:
         yield _finding("recovery", f"{message} makes one")
 
 
-def _bundle_fault(folder: Path, key_epoch: int) -> str | None:
+def _bundle_fault(folder: Path, data_set: str, key_epoch: int) -> str | None:
     try:
         bundle = read_bundle(folder)
     except IntegrityFault as fault:
         return str(fault).removeprefix("the key bundle ")
+    if bundle.data_set != data_set:
+        return "is another ledger's"
     return None if bundle.key_epoch == key_epoch else "is older than the last key rotation"
 
 

@@ -11,6 +11,7 @@ from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.backups import BackupReport, Backups
 from memoranda.ledger.capturing import admitted_caller
 from memoranda.ledger.commit_protocol import CommitProtocol
+from memoranda.ledger.ending import SpaceEnded
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
@@ -133,8 +134,8 @@ class Memory(Writing, Reading):
         parts = self._parts
         return rebuild(parts.log, parts.views, *parts.checked)
 
-    def forget_space(self, space: str) -> int | Refused:
-        """Ends the whole space for good: every body and every key; how many keys there were.
+    def forget_space(self, space: str) -> SpaceEnded | Refused:
+        """Ends the whole space for good: every body, every key, every key bundle in reach.
 
         `space` repeats its name. The ledger is closed afterwards, and its name refused until
         another is begun in its place; the chain of what was stays, and verifies without keys.
