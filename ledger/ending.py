@@ -116,8 +116,8 @@ def set_aside(place: Place, stamps: Stamps) -> Path | None:
         if not is_forgotten_space(snapshot, anywhere=True):
             return None
         name = f"forgotten-{snapshot.head.chain.hex()[:16]}.db"
-    for path in _notes(place):
+    # Before the log: an anchor without one would be of a log that was lost.
+    for path in (*_notes(place), place.state / "anchor"):
         path.unlink(missing_ok=True)
-    aside = (place.data / "ledger.db").rename(place.data / name)
-    (place.state / "anchor").unlink(missing_ok=True)
-    return aside
+    stamps.step("space:anchor-removed")
+    return (place.data / "ledger.db").rename(place.data / name)

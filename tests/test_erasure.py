@@ -448,6 +448,27 @@ def test_with_the_space_end_the_bundles_in_reach_and_every_other_copy_is_named(
     assert not isinstance(back[1], Refused)
 
 
+def test_a_space_that_ended_is_set_aside_by_the_next_try_after_a_crash_between(
+    opened, memory, world, folder
+):
+    assert memory.forget_space("us_alice").keys > 64
+
+    def crash(step: str) -> None:
+        assert step == "space:anchor-removed"
+        raise KeyboardInterrupt
+
+    world.at_step = crash
+    with pytest.raises(KeyboardInterrupt):
+        set_aside(place_of(folder), world.stamps)
+    world.at_step = lambda _: None
+    assert not (folder["state"] / "us_alice" / "anchor").exists()
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+    assert set_aside(place_of(folder), world.stamps) is not None
+    assert opened().records() == ()
+
+
 def test_what_ended_leaves_no_copies_to_the_space_that_begins_in_its_place(
     opened, memory, world, folder, tmp_path
 ):
