@@ -100,6 +100,7 @@ class Backups:
     def _made(self, folder: Path, keep: int | None) -> BackupReport | Refused:
         if refused := self._refusal(folder, keep):
             return refused
+        self._log.head()  # refuses before anything is put there
         inner = folder / self._log.space
         inner.mkdir(mode=0o700, parents=True, exist_ok=True)
         manifest = self._manifest(inner)

@@ -16,7 +16,13 @@ from pathlib import Path
 from memoranda.ledger.entries import Row
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.keyring import Keyring, KeyRow
-from memoranda.ledger.slots import FILE_BYTES_MAX, key_epoch_of, open_regular, read_file
+from memoranda.ledger.slots import (
+    FILE_BYTES_MAX,
+    key_epoch_of,
+    open_regular,
+    read_file,
+    sync_folder,
+)
 from memoranda.ledger.witness import Anchor, journal_bytes, journal_rows, replace_file
 
 FILE_NAME = "keys.bundle"
@@ -64,6 +70,20 @@ def write_bundle(folder: Path, keyring: Keyring, journal: Iterable[Row], anchor:
         _overwrite(old.fileno())
         return
     replace_file(path, stored)
+
+
+def destroy_bundle(folder: Path, data_set: str) -> bool:
+    """Overwrites this ledger's bundle and takes it away; False where that cannot be done."""
+    path = folder / FILE_NAME
+    try:
+        if path.exists() and not is_anothers(folder, data_set):
+            with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
+                _overwrite(file.fileno())
+            path.unlink()
+        sync_folder(folder)
+    except (OSError, IntegrityFault):
+        return False
+    return True
 
 
 def is_anothers(folder: Path, data_set: str) -> bool:

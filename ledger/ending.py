@@ -1,18 +1,23 @@
-"""The end of a whole space: keys and slots destroyed, the chain left for who wants to verify it."""
+"""The end of a whole space: keys and slots destroyed, the chain left for who wants to verify it.
+
+Key bundles elsewhere go first, while it can still be said which of them are this space's own.
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
-from memoranda.ledger.events import SpaceForgotten
-from memoranda.ledger.keyring import remove_every_key
+from memoranda.ledger.bundles import destroy_bundle
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.events import SpaceForgotten, Value
+from memoranda.ledger.keyring import Keyring, remove_every_key
 from memoranda.ledger.places import Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import WrappingKeys
+from memoranda.ledger.witness import CopyList
 
 FORGOTTEN = Refused(
     Refusal.SPACE_UNKNOWN,
@@ -20,25 +25,71 @@ FORGOTTEN = Refused(
     "the space was forgotten for good; `memoranda init --new` begins another in its place",
 )
 LOCK_WAIT_S = 10.0
+PAGE = 1000
 
 
-def is_forgotten_space(snapshot: Snapshot) -> bool:
-    """Whether the last event is the end of the space."""
-    newest = snapshot.read(None, snapshot.head.position - 1, 1) if snapshot.head.position else []
-    return bool(newest) and newest[0].type == SpaceForgotten.TOPIC
+class SpaceEnded(Value):
+    """A space that is destroyed: how many keys it had, and the copies that were out of reach."""
+
+    keys: int
+    copies: tuple[str, ...]
 
 
-def end_keys(place: Place, vault: WrappingKeys, stamps: Stamps) -> None:
-    """Destroys what is left of a forgotten space's keys, wherever a crash has stopped it."""
+def is_forgotten_space(snapshot: Snapshot, *, anywhere: bool = False) -> bool:
+    """Whether the last event is the end of the space; or any, which reads the whole log.
+
+    Earlier versions let an opening from before write on after it.
+    """
+    after = 0 if anywhere else max(0, snapshot.head.position - 1)
+    while after < snapshot.head.position:
+        rows = snapshot.read(None, after, PAGE)
+        if any(row.type == SpaceForgotten.TOPIC for row in rows):
+            return True
+        after += PAGE
+    return False
+
+
+def end_keys(place: Place, vault: WrappingKeys, stamps: Stamps) -> tuple[str, ...]:
+    """Destroys what is left of a forgotten space's keys, wherever a crash has stopped it.
+
+    Answers the copies that were not reached.
+    """
     keys, slots = place.data / "keys.db", place.state / "slots"
+    unreached: tuple[str, ...] = ()
     if keys.exists():
+        unreached = _end_bundles(place, vault, stamps)
+        stamps.step("space:bundles-destroyed")
         remove_every_key(keys)
     stamps.step("space:keys-removed")
     vault.destroy_all()
     stamps.step("space:slots-destroyed")
-    for path in (keys, slots, place.state / "forgotten", place.data / "views.db"):
+    for path in (keys, slots, *_notes(place), place.data / "views.db"):
         for name in ("", "-wal", "-shm", ".lock"):
             path.with_name(path.name + name).unlink(missing_ok=True)
+    return unreached
+
+
+def _notes(place: Place) -> tuple[Path, ...]:
+    """What is known of a space's forgets and copies, and means nothing for the next one."""
+    return place.state / "forgotten", place.state / "copies"
+
+
+def _end_bundles(place: Place, vault: WrappingKeys, stamps: Stamps) -> tuple[str, ...]:
+    """Destroys the key bundles that can be reached; names the others, and every export."""
+    try:
+        with closing(Keyring(place.data / "keys.db", place.space, vault, stamps)) as keyring:
+            data_set = keyring.data_set
+        known = CopyList(place.state / "copies").read()
+    except (IntegrityFault, StorageFault, RefusedError):
+        return ("every backup and export: the list of them or the keys could not be read",)
+    left = (it for it in known.backups if not destroy_bundle(Path(it.path) / place.space, data_set))
+    return (
+        *(
+            f"the backup in {it.path}: its key bundle with the recovery code reads it"
+            for it in left
+        ),
+        *(f"the export {it.path}" for it in known.exports),
+    )
 
 
 @contextmanager
@@ -62,9 +113,11 @@ def set_aside(place: Place, stamps: Stamps) -> Path | None:
     if not (place.data / "ledger.db").exists():
         return None
     with chain_of(place, stamps) as snapshot:
-        if not is_forgotten_space(snapshot):
+        if not is_forgotten_space(snapshot, anywhere=True):
             return None
         name = f"forgotten-{snapshot.head.chain.hex()[:16]}.db"
-    aside = (place.data / "ledger.db").rename(place.data / name)
-    (place.state / "anchor").unlink(missing_ok=True)
-    return aside
+    # Before the log: an anchor without one would be of a log that was lost.
+    for path in (*_notes(place), place.state / "anchor"):
+        path.unlink(missing_ok=True)
+    stamps.step("space:anchor-removed")
+    return (place.data / "ledger.db").rename(place.data / name)

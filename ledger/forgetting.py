@@ -53,7 +53,7 @@ class Forgetting:
         self._stamps = stamps
         self._purges = purges
         self._reasons: tuple[str, ...] = (INTERRUPTED,)
-        self._removed_through = 0
+        self._removed: bytes | None = None
         self._due: int | None = None
         self._looked_at: int | None = None
 
@@ -89,7 +89,8 @@ class Forgetting:
         with self._log.exclusive():
             with self._log.reading() as store:
                 pending = [it for it in pending_in(store) if it.position <= seen[-1].position]
-            if pending and pending[-1].position > self._removed_through:
+            # By the chain, since a restored log has other forgets at the same positions.
+            if pending and pending[-1].row.chain != self._removed:
                 self._remove(pending)
             if pending and not is_early:
                 reasons += self._swept(needs_rotation=_rotates(pending))
@@ -135,7 +136,7 @@ class Forgetting:
         self._stamps.step("forget:journalled")
         self._log.remove_keys(tuple(key_id for event in pending for key_id in _keys(event)))
         self._stamps.step("forget:keys-removed")
-        self._removed_through = pending[-1].position
+        self._removed = pending[-1].row.chain
 
     def _swept(self, *, needs_rotation: bool) -> list[str]:
         """Everything beside the keys: the wrapping key before, and the write-ahead logs."""

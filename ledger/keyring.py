@@ -191,6 +191,10 @@ class Keyring:
         if version != self._version:
             self._version = version
             self.drop_cached()
+            with self._guard:
+                # They were minted together: a restore takes all of them away, and else nobody any.
+                if self._pool and not self.holds(self._pool[-1][0]):
+                    self._pool.clear()
 
     def drop_cached(self) -> None:
         """Forgets every opened key."""

@@ -6,13 +6,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from memoranda.ledger.bundles import is_anothers, write_bundle
-from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
+from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
-from memoranda.ledger.places import Place
+from memoranda.ledger.places import LOST_LOG, Place
+from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import (
     LOCAL_HOST,
     DecidingStore,
@@ -84,7 +85,7 @@ class Log:
             self._keyring = self._open_keys(place, is_new=is_new)
             opened.callback(self._keyring.close)
             if is_new and (not create or self._keyring.holds_data_keys()):
-                raise RefusedError(_lost_log() if create else Refused(Refusal.SPACE_UNKNOWN))
+                raise RefusedError(LOST_LOG if create else Refused(Refusal.SPACE_UNKNOWN))
             if is_new:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
@@ -119,7 +120,7 @@ class Log:
         """
         self._refuse_if_closed()
         with self._recorder.deciding() as transaction:
-            self._notice(transaction.head)
+            self._notice(transaction)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
             self._refuse_if_fenced(store)
             was_newcomer = store.newcomer is not None
@@ -145,13 +146,12 @@ class Log:
         """One consistent snapshot."""
         self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
-            self._notice(snapshot.head)
+            self._notice(snapshot)
             yield SealedStore(snapshot, self._keyring, self.space)
 
     def head(self) -> Head:
-        self._refuse_if_closed()
-        with self._recorder.reading() as snapshot:
-            return snapshot.head
+        with self.reading() as store:
+            return store.head
 
     @property
     def seen(self) -> Head:
@@ -286,8 +286,8 @@ class Log:
         self._refuse_if_closed()
         return self._keyring.count()
 
-    def forget_space(self) -> int:
-        """Ends the space: every body and every key is destroyed; how many keys there were.
+    def forget_space(self) -> SpaceEnded:
+        """Ends the space: every body, every key, and every key bundle that can be reached.
 
         Headers and chain stay, and verify without keys. A crash is rolled forward by the next
         opening, which then refuses to serve.
@@ -300,16 +300,20 @@ class Log:
             self._stamps.step("space:forgotten")
             self._recorder.truncate()
             self._keyring.close()
-            end_keys(self.place, self._vault, self._stamps)
+            copies = end_keys(self.place, self._vault, self._stamps)
             self.is_closed = True
             self._recorder.close()
-            return keys
+            return SpaceEnded(keys=keys, copies=copies)
 
     # -- opening ----------------------------------------------------------------------------
 
-    def _notice(self, head: Head) -> None:
-        # What another process appended may be a forget or a rotation.
-        if (self._seen.position, self._seen.key_epoch) != (head.position, head.key_epoch):
+    def _notice(self, snapshot: Snapshot) -> None:
+        # Not before the snapshot: none that began without the mark holds what a restore has put.
+        self.place.refuse_unrestored()
+        # What another process appended may be a forget, a rotation, or the end of the space.
+        if (head := snapshot.head) != self._seen:
+            if is_forgotten_space(snapshot):
+                raise RefusedError(FORGOTTEN)
             self._keyring.heed_others()
             if self._seen.position and self._seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
@@ -320,7 +324,8 @@ class Log:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
         with self._recorder.reading() as snapshot:
             is_new = snapshot.head.position == 0
-            is_forgotten = is_forgotten_space(snapshot)
+            has_keys = (place.data / "keys.db").exists()
+            is_forgotten = is_forgotten_space(snapshot, anywhere=not has_keys)
         if is_forgotten:
             end_keys(place, self._vault, self._stamps)
             raise RefusedError(FORGOTTEN)
@@ -328,9 +333,7 @@ class Log:
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or to begin, before anything is put there."""
-        if place.mark.exists() and not place.is_restoring:
-            message = "a restore has not ended; run `memoranda restore` again"
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+        place.refuse_unrestored()
         log_file = place.data / "ledger.db"
         is_missing = not log_file.exists() or log_file.stat().st_size == 0
         if is_missing and not create:
@@ -358,7 +361,8 @@ class Log:
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
         with suppress(OSError, StorageFault), self._recorder.reading() as snapshot:
-            if self._anchor.is_behind(snapshot.head, by):
+            # Of a space that ended, an anchor would stand in the way of the next one.
+            if self._anchor.is_behind(snapshot.head, by) and not is_forgotten_space(snapshot):
                 self._anchor.write(Anchor.of(snapshot.head))
 
     def _join(self) -> None:
@@ -408,13 +412,13 @@ class Log:
     def _refuse_lost_log(self, place: Place) -> None:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
         if self._anchor.read() is not None:
-            raise RefusedError(_lost_log())
+            raise RefusedError(LOST_LOG)
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return
         keyring = Keyring(place.data / "keys.db", place.space, self._vault, self._stamps)
         try:
             if keyring.holds_data_keys():
-                raise RefusedError(_lost_log())
+                raise RefusedError(LOST_LOG)
         finally:
             keyring.close()
 
@@ -442,8 +446,3 @@ class Log:
             self.copies.disown_bundles()  # first, as for a new code
             self._keyring.leave_recovery_secret()
         self.rewrite_bundles()
-
-
-def _lost_log() -> Refused:
-    message = "the log is missing or empty although its keys or its anchor are here; restore it"
-    return Refused(Refusal.SPACE_UNKNOWN, "data", message)

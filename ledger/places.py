@@ -8,6 +8,12 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
 
+LOST_LOG = Refused(
+    Refusal.SPACE_UNKNOWN,
+    "data",
+    "the log is missing or empty although its keys or its anchor are here; restore it",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -23,6 +29,12 @@ class Place:
     def mark(self) -> Path:
         """Stands while a restore has not ended: it holds the anchor of before."""
         return self.state / "restoring"
+
+    def refuse_unrestored(self) -> None:
+        """Raises RefusedError (F38) while a restore has not ended, unless it is the one asking."""
+        if not self.is_restoring and self.mark.exists():
+            message = "a restore has not ended; run `memoranda restore` again"
+            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
 
     @classmethod
     def of(cls, space: str, data: Path, state: Path) -> "Place":

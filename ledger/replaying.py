@@ -58,8 +58,7 @@ def replay(store: DecidingStore, rows: Sequence[Row]) -> Replayed:
             _release(store, event, event.header)
     for tombstones in _by_record(missing).values():
         _forget(store, tombstones, done)
-    named = (_removed_keys(store.event(row)) for row in rows)
-    done.removed_keys.update(key_id for keys in named for key_id in keys)
+    done.removed_keys |= named_keys(rows)
     return done
 
 
@@ -212,6 +211,11 @@ def _revision(current: Event | None) -> int | None:
 def _header(event: Event) -> RecordCommitted:
     assert isinstance(event.header, RecordCommitted), "tombstones are records"
     return event.header
+
+
+def named_keys(rows: Iterable[Row]) -> set[str]:
+    """The keys of all that the rows of a journal forget; no body is opened."""
+    return {key_id for row in rows for key_id in _removed_keys(Event(row, lambda _: None))}
 
 
 def _removed_keys(event: Event) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
 from memoranda.ledger.keyring import Keyring, bundle_key_in, install_rows, open_recovery_copy
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
-from memoranda.ledger.replaying import check_rows, replay
+from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect, connect_copy, truncate_wal
@@ -230,7 +230,9 @@ class Restoring:
             self._put_slot(bundle.key_epoch, wrapping_key)
         self._stamps.step("restore:slots")
         path = _usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
-        install_rows(path, bundle.keys, keeps=keeps)
+        # By now it is the journal of both: what either has forgotten opens at no step.
+        gone = named_keys(witnesses(self._place.state)[1].read())
+        install_rows(path, (row for row in bundle.keys if row[0] not in gone), keeps=keeps)
 
     def _refuse_if_ahead(self, source: _Source) -> None:
         """What is here may be replaced when the backup goes on from it, or it cannot be read."""

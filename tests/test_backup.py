@@ -821,6 +821,98 @@ def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, fold
     assert memory.audit.verify(with_index=True).findings == ()
 
 
+@pytest.fixture
+def torn(opened, away, tmp_path) -> tuple[Memory, str, Path]:
+    """An open ledger that forgot a fact, and the way back from before that, with its code."""
+    memory = opened()
+    made = memory.remember(FACT)
+    memory.remember(OTHER)
+    memory.backup(away)
+    away.rename(tmp_path / "in a drawer")
+    assert memory.forget(made.record_id, 1).erased_at
+    return memory, made.record_id, tmp_path / "in a drawer"
+
+
+def test_at_no_step_of_a_restore_does_who_had_the_ledger_open_read_what_was_forgotten(
+    torn, folder, world, restored
+):
+    memory, record_id, drawer = torn
+    told: dict[str, object] = {}
+
+    def look(step: str) -> None:
+        reads = (memory.read(record_id, include_inactive=True), memory.search("peanuts"))
+        told[step] = [getattr(it, "refusal", it) for it in reads]
+
+    world.at_step = look
+    assert restored(folder, drawer, code=memory.recovery_code, force=True).forgotten_again == 1
+    world.at_step = lambda _: None
+
+    assert {"restore:marked", "restore:log", "restore:replayed", "rotate:rewrapped"} <= set(told)
+    assert FACT not in str(told)
+    assert {it.number for it in told["restore:log"]} == {"F38"}
+    nothing_is_left(memory, record_id)
+
+
+def test_while_a_restore_has_not_ended_who_had_the_ledger_open_neither_reads_nor_writes(
+    torn, folder, world, restored, tmp_path
+):
+    memory, record_id, drawer = torn
+
+    def stop(step: str) -> None:
+        if step == "restore:log":
+            raise Stopped
+
+    world.at_step = stop
+    with pytest.raises(Stopped):
+        restored(folder, drawer, code=memory.recovery_code, force=True)
+    world.at_step = lambda _: None
+    refused = [
+        memory.remember("Acknowledged and gone"),
+        memory.read(record_id),
+        memory.search("peanuts"),
+        memory.backup(tmp_path / "another"),
+    ]
+
+    assert {(it.refusal.number, it.field) for it in refused} == {("F38", "data")}
+    assert key_ids(folder).isdisjoint(journalled_keys(memory))
+    assert restored(folder, drawer, code=memory.recovery_code, force=True).is_served
+    assert isinstance(memory.remember("Acknowledged"), Receipt)
+
+
+def key_ids(folder: dict[str, Path]) -> set[str]:
+    with closing(sqlite3.connect(folder["data"] / SPACE / "keys.db")) as raw:
+        return {key_id for (key_id,) in raw.execute("SELECT key_id FROM keys")}
+
+
+def journalled_keys(memory: Memory) -> set[str]:
+    headers = [json.loads(row.header) for row in memory._parts.log.journal.read()]
+    named = {key_id for header in headers for key_id in header["removed_keys"]}
+    assert named
+    return named
+
+
+def test_what_is_remembered_and_forgotten_after_a_restore_by_who_had_the_ledger_open_lasts(
+    torn, opened, folder, restored
+):
+    """Under keys that are in the file, and erased although the positions were seen before."""
+    first, _, drawer = torn
+    memory = opened()
+    for number in range(20):
+        assert memory.remember(f"Not in the backup, {number}").to_revision == 1
+    lost = memory.remember("Not in the backup")
+    assert memory.forget(lost.record_id, 1, operation_id="op").position > 20
+    assert memory.finish_forgets() == ()
+    assert restored(folder, drawer, code=first.recovery_code, force=True).is_served
+
+    kept, made = memory.remember("It lasts"), memory.remember("It goes")
+    receipt = memory.forget(made.record_id, 1)
+
+    assert receipt.erased_at or memory.finish_forgets() == ()
+    assert key_ids(folder).isdisjoint(journalled_keys(memory))
+    assert opened().read(kept.record_id).record.content == "It lasts"
+    assert memory.audit.verify(with_index=True).findings == ()
+
+
 # -- damaged state files --------------------------------------------------------------------------
 
 DEEP = b"[" * 200_000

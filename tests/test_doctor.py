@@ -1,5 +1,6 @@
 """The doctor: each thing that could go wrong is found, and named in words."""
 
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -66,6 +67,19 @@ def test_a_backup_without_a_whole_copy_of_the_log_is_a_finding(healthy, tmp_path
     assert "another ledger's" in told()
     healthy.backup(tmp_path / "away")
     assert findings(healthy) == {}
+
+
+def test_another_ledgers_bundle_is_none_of_this_one(healthy, opened, tmp_path):
+    shutil.rmtree(tmp_path / "away")
+    with opened(data=tmp_path / "data 2", state=tmp_path / "state 2") as other:
+        while other.status().key_epoch < healthy.status().key_epoch:
+            other.rotate_keys()
+        other.backup(tmp_path / "away")
+
+    found = findings(healthy)
+
+    assert set(found) == {"backup", "recovery"}
+    assert "another ledger's" in found["backup"]
 
 
 def test_files_that_others_may_read_are_a_finding(healthy, folder):

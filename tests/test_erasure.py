@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 
 from memoranda.ledger.authority import ModelSession
+from memoranda.ledger.bundles import FILE_NAME
 from memoranda.ledger.ending import set_aside
 from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
+from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.places import Place
 from memoranda.ledger.receipts import ForgetReceipt
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.slots import SlotFile
 from memoranda.projections.audit import verify_chain
 from memoranda.projections.falling import Fall
 from memoranda.tools.memory import Memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 REF = "personal-message:s-main-1:"
 KEY = "preference/reply-language"
@@ -387,7 +392,7 @@ def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, 
 
     assert memory.acting_as(ModelSession("s-main-1", "a")).forget_space("us_alice").refusal
     assert memory.forget_space("us_bob").field == "space"
-    assert memory.forget_space("us_alice") > 64
+    assert memory.forget_space("us_alice").keys > 64
 
     with pytest.raises(RefusedError, match="forgotten for good"):
         opened()
@@ -412,11 +417,119 @@ def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, 
     assert set_aside(place_of(folder), world.stamps) is None
 
 
-@pytest.mark.parametrize("step", ["space:forgotten", "space:keys-removed", "space:slots-destroyed"])
-def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
-    opened, memory, world, folder, step
+def test_with_the_space_end_the_bundles_in_reach_and_every_other_copy_is_named(
+    opened, memory, world, tmp_path
 ):
     memory.remember(FACT)
+    here, gone, anothers = (tmp_path / name for name in ("here", "gone", "anothers"))
+    for away in (here, gone, anothers):
+        memory.backup(away)
+    assert not isinstance(memory.export(tmp_path / "all.jsonl"), Refused)
+    gone.rename(tmp_path / "in a drawer")
+    shutil.rmtree(anothers)
+    with opened(data=tmp_path / "data 2", state=tmp_path / "state 2") as other:
+        other.backup(anothers)
+    kept, code = (anothers / "us_alice" / FILE_NAME).read_bytes(), memory.recovery_code
+
+    with (here / "us_alice" / FILE_NAME).open("rb") as bundle:
+        ended = memory.forget_space("us_alice")
+
+        assert set(bundle.read()) == {0}
+    assert [
+        str(tmp_path / name) in copy
+        for name, copy in zip(("gone", "all.jsonl"), ended.copies, strict=True)
+    ] == [True, True]
+    assert (anothers / "us_alice" / FILE_NAME).read_bytes() == kept
+    settings = load_settings(space="us_alice", data=tmp_path / "d", state=tmp_path / "s")
+    back = [
+        restore(settings, world.stamps, it, Asked(code)) for it in (here, tmp_path / "in a drawer")
+    ]
+    assert isinstance(back[0], Refused)
+    assert not isinstance(back[1], Refused)
+
+
+def test_a_space_that_ended_is_set_aside_by_the_next_try_after_a_crash_between(
+    opened, memory, world, folder
+):
+    assert memory.forget_space("us_alice").keys > 64
+
+    def crash(step: str) -> None:
+        assert step == "space:anchor-removed"
+        raise KeyboardInterrupt
+
+    world.at_step = crash
+    with pytest.raises(KeyboardInterrupt):
+        set_aside(place_of(folder), world.stamps)
+    world.at_step = lambda _: None
+    assert not (folder["state"] / "us_alice" / "anchor").exists()
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+    assert set_aside(place_of(folder), world.stamps) is not None
+    assert opened().records() == ()
+
+
+def test_what_ended_leaves_no_copies_to_the_space_that_begins_in_its_place(
+    opened, memory, world, folder, tmp_path
+):
+    memory.backup(tmp_path / "away")
+    (tmp_path / "away").rename(tmp_path / "in a drawer")
+    memory.export(tmp_path / "all.jsonl")
+    assert len(memory.forget_space("us_alice").copies) == 2
+    assert set_aside(place_of(folder), world.stamps) is not None
+
+    assert forget(opened()).copies == ()
+
+
+def test_who_had_the_space_open_when_it_ended_neither_reads_nor_writes_any_more(
+    opened, memory, world, folder, tmp_path
+):
+    made, other = memory.remember(FACT), opened()
+    assert other.read(made.record_id).record.content == FACT
+    assert memory.forget_space("us_alice").keys > 64
+
+    refused = [
+        other.remember("After the end"),
+        other.read(made.record_id),
+        other.search("wanted"),
+        other.backup(tmp_path / "away"),
+    ]
+
+    assert {it.refusal.number for it in refused} == {"F38"}
+    assert not (folder["state"] / "us_alice" / "copies").exists()
+    assert verify_chain(place_of(folder), world.stamps).findings == ()
+    assert set_aside(place_of(folder), world.stamps) is not None
+    following = opened()
+    other.close()
+    assert opened().data_set == following.data_set
+
+
+def test_a_space_that_an_earlier_version_wrote_into_after_its_end_is_forgotten_all_the_same(
+    opened, memory, world, folder, monkeypatch
+):
+    other = opened()
+    assert other.remember(FACT).to_revision == 1
+    assert memory.forget_space("us_alice").keys > 64
+    with monkeypatch.context() as earlier:
+        earlier.setattr("memoranda.ledger.log.is_forgotten_space", lambda _: False)
+        earlier.setattr(Keyring, "heed_others", lambda _: None)
+        assert other.remember("After the end").to_revision == 1
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+    assert set_aside(place_of(folder), world.stamps) is not None
+    assert opened().records() == ()
+
+
+ENDING = ("forgotten", "bundles-destroyed", "keys-removed", "slots-destroyed")
+
+
+@pytest.mark.parametrize("step", [f"space:{it}" for it in ENDING])
+def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
+    opened, memory, world, folder, step, tmp_path
+):
+    memory.remember(FACT)
+    memory.backup(tmp_path / "away")
     secrets = slots_of(folder).read()
 
     def crash(name: str) -> None:
@@ -432,5 +545,6 @@ def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
         opened()
     assert verify_chain(place_of(folder), world.stamps).findings == ()
     assert not (folder["data"] / "us_alice" / "keys.db").exists()
+    assert not (tmp_path / "away" / "us_alice" / FILE_NAME).exists()
     files = [path for root in folder.values() for path in root.rglob("*") if path.is_file()]
     assert not any(key in path.read_bytes() for path in files for key in secrets.values())

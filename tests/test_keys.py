@@ -596,3 +596,29 @@ def test_opened_keys_are_held_up_to_a_bound_however_many_are_minted(opened, monk
 
     assert held <= 8
     assert all(hasattr(memory.read(record_id), "record") for record_id in ids)
+
+
+DEEDS = {
+    "rotate": lambda it: it.rotate_keys(),
+    "code": lambda it: it.new_recovery_code(),
+    "ask": lambda it: it.is_recovery_code("any"),
+    "rebuild": lambda it: it.rebuild(),
+    "passphrase": lambda it: it.set_passphrase("of somebody else"),
+    "move": lambda it: it.move_keys("keyring"),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
+@pytest.mark.parametrize("who", ["primary", "task_7"])
+def test_the_keys_are_the_persons_alone(memory, folder, deed, who, request):
+    caller = request.getfixturevalue(who)
+    before = (slots_of(folder).read_bytes(), rows(keys_of(folder), "SELECT * FROM keys"))
+
+    try:
+        refused = deed(caller)
+    except RefusedError as error:
+        refused = error.refused
+
+    assert refused.refusal.number == "F2"
+    assert (slots_of(folder).read_bytes(), rows(keys_of(folder), "SELECT * FROM keys")) == before
+    assert memory.rotate_keys() == 2

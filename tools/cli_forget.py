@@ -198,7 +198,8 @@ def destroy(
 ) -> Answer | Refused:
     """End the whole ledger for good: every fact, every message and every key.
 
-    What stays is the chain of what happened, which says nothing of what it was about.
+    What stays is the chain of what happened, which says nothing of what it was about. The key
+    bundles of its backups are destroyed too; the copies that are out of reach are named.
     """
     run = run_of(context)
     with run.memory() as memory:
@@ -207,8 +208,11 @@ def destroy(
         words = f"{counts.space}: {records} records, {counts.position} events, {counts.keys} keys."
         if not yes:
             _ask(context, run, [words], "End this ledger for good?")
-        keys = memory.forget_space(space)
-    if isinstance(keys, Refused):
-        return keys
-    shown = [words, "All of it is destroyed; `memoranda audit verify` still checks the chain."]
-    return Answer({"space": space, "records": records, "keys": keys}, shown)
+        ended = memory.forget_space(space)
+    if isinstance(ended, Refused):
+        return ended
+    what = "What this machine has of it is destroyed" if ended.copies else "All of it is destroyed"
+    shown: list[RenderableType] = [words]
+    shown.append(f"{what}; `memoranda audit verify` still checks the chain.")
+    shown += [line(f"Not reached: {copy}.", "yellow") for copy in ended.copies]
+    return Answer({"space": space, "records": records, **ended.model_dump(mode="json")}, shown)

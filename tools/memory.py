@@ -11,6 +11,7 @@ from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.backups import BackupReport, Backups
 from memoranda.ledger.capturing import admitted_caller
 from memoranda.ledger.commit_protocol import CommitProtocol
+from memoranda.ledger.ending import SpaceEnded
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
@@ -129,12 +130,16 @@ class Memory(Writing, Reading):
         return self._parts.taken_over
 
     def rebuild(self) -> int:
-        """Computes every view from the first event; how many events there were."""
+        """Computes every view from the first event; how many events there were.
+
+        Raises RefusedError (F2) for anybody but the person.
+        """
+        self._refuse_others()
         parts = self._parts
         return rebuild(parts.log, parts.views, *parts.checked)
 
-    def forget_space(self, space: str) -> int | Refused:
-        """Ends the whole space for good: every body and every key; how many keys there were.
+    def forget_space(self, space: str) -> SpaceEnded | Refused:
+        """Ends the whole space for good: every body, every key, every key bundle in reach.
 
         `space` repeats its name. The ledger is closed afterwards, and its name refused until
         another is begun in its place; the chain of what was stays, and verifies without keys.
@@ -169,10 +174,18 @@ class Memory(Writing, Reading):
         """Takes in what an export holds and the log does not; tombstones win."""
         return self.migrate(path, dry_run=dry_run)
 
-    # -- keys -------------------------------------------------------------------------------
+    # -- keys, the person's alone: who has a recovery code reads every backup --------------------
+
+    def _refuse_others(self) -> None:
+        if not isinstance(self.caller, PersonClient):
+            raise RefusedError(Refused(Refusal.NOT_AUTHORIZED))
 
     def rotate_keys(self) -> int:
-        """A new wrapping key for every data key; the old one is destroyed. The new key epoch."""
+        """A new wrapping key for every data key; the old one is destroyed. The new key epoch.
+
+        This and the recovery code raise RefusedError (F2) for anybody but the person.
+        """
+        self._refuse_others()
         return self._parts.log.rotate_keys()
 
     def set_passphrase(self, passphrase: str | None) -> int | Refused:
@@ -181,6 +194,7 @@ class Memory(Writing, Reading):
         Other processes that have the ledger open must open it again with the new one.
         """
         try:
+            self._refuse_others()
             return self._parts.log.set_passphrase(passphrase)
         except RefusedError as error:
             return error.refused
@@ -191,16 +205,19 @@ class Memory(Writing, Reading):
         A passphrase does not move along. The setting `vault` must name the new one from then on.
         """
         try:
+            self._refuse_others()
             return self._parts.log.move_keys(vault)
         except RefusedError as error:
             return error.refused
 
     def new_recovery_code(self) -> str:
         """A new recovery code in place of the one before; shown this once."""
+        self._refuse_others()
         return self._parts.log.new_recovery_code()
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the recovery code in force."""
+        self._refuse_others()
         return self._parts.log.is_recovery_code(code)
 
 

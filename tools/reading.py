@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memoranda.ledger import events
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Tier, Value
 from memoranda.projections.evidence import EvidenceRead, SourceTime
 from memoranda.projections.falling import Fall
@@ -164,8 +164,11 @@ class Reading(Seat):
         While one does not answer, what it said last holds: only writes need its word. Whoever
         nobody could vouch for is told that, and not that they may not read.
         """
-        unsaid = self._parts.ledger.observe(self.caller, record_id)
-        answer = read(self._parts)
+        try:
+            unsaid = self._parts.ledger.observe(self.caller, record_id)
+            answer = read(self._parts)
+        except RefusedError as error:
+            return error.refused
         is_stranger = isinstance(answer, Refused) and answer.refusal is Refusal.NOT_AUTHORIZED
         is_down = unsaid is not None and unsaid.refusal is Refusal.SERVICE_UNAVAILABLE
         return unsaid if unsaid is not None and is_stranger and is_down else answer
