@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.decisions import Decided, apply
-from memoranda.ledger.entries import Draft, Event
+from memoranda.ledger.entries import Draft, Event, Store
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import ForgetReason, MessageCaptured, MessageForgotten, Value
 from memoranda.ledger.forgetting import Forgetting
@@ -40,10 +40,14 @@ class SweepReport(Value):
 
 
 class SweptAway(NamedTuple):
-    """What is to fall: records at the revisions seen, messages by their addresses, and why."""
+    """What is to fall: records at the revisions seen, messages by their addresses, and why.
+
+    `with_sources` is the wish that each record takes along whatever it cites by then.
+    """
 
     records: Sequence[tuple[str, int]]
     messages: Sequence[str]
+    with_sources: bool
     reason: ForgetReason
 
 
@@ -67,6 +71,8 @@ class Sweep:
             return Refused(Refusal.NOT_AUTHORIZED)
         refused: dict[str, int] = {}
         done = 0
+        with self._log.reading() as store:
+            there = sum(len(_captured(store, it)) for it in _batches(swept.messages))
         for batch in _batches(swept.records):
             requests = [_request(operation_id, it, swept) for it in batch]
             answers = self._ledger.commit_many(caller, requests)
@@ -77,22 +83,26 @@ class Sweep:
                     refused[answer.code] = refused.get(answer.code, 0) + 1
             done += sum(isinstance(answer, Receipt) for answer in answers)
             progress(done, len(swept.records))
-        taken = sum(self._forget_messages(batch) for batch in _batches(swept.messages))
+        for messages in _batches(swept.messages):
+            self._forget_messages(messages)
         pending = self._forgetting.finish(is_urgent=True)
-        say(logging.INFO, "forget_many", forgotten=done, messages=taken)
-        return SweepReport(forgotten=done, messages=taken, refused=refused, pending=pending)
+        say(logging.INFO, "forget_many", forgotten=done, messages=there)
+        return SweepReport(forgotten=done, messages=there, refused=refused, pending=pending)
 
-    def _forget_messages(self, addresses: Iterable[str]) -> int:
+    def _forget_messages(self, addresses: Iterable[str]) -> None:
         with self._log.deciding() as store:
-            events = [
-                event
-                for address in addresses
-                for event in store.select(message_guard(address))
-                if isinstance(event.header, MessageCaptured) and event.row.key_id is not None
-            ]
-            if events:
+            if events := _captured(store, addresses):
                 apply(store, _messages_gone(events))
-            return len(events)
+
+
+def _captured(store: Store, addresses: Iterable[str]) -> list[Event]:
+    """The messages at these addresses that are still there."""
+    return [
+        event
+        for address in addresses
+        for event in store.select(message_guard(address))
+        if isinstance(event.header, MessageCaptured) and event.row.key_id is not None
+    ]
 
 
 def _messages_gone(events: Sequence[Event]) -> Decided:
@@ -112,7 +122,7 @@ def _request(operation_id: str, record: tuple[str, int], swept: SweptAway) -> di
         "operation_id": f"forget:{digest}",
         "record_id": record_id,
         "expected_revision": revision,
-        "with_sources": bool(swept.messages),
+        "with_sources": swept.with_sources,
         "reason": swept.reason,
     }
 

@@ -22,7 +22,7 @@ from memoranda.ledger.holding import all_held, held_on, still_held
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record, source_refs
 from memoranda.ledger.sealed_store import SealedStore
-from memoranda.ledger.sources import message_ref, overlap, overlapping_any, parse_ref
+from memoranda.ledger.sources import message_ref, overlap, overlapping_any, parse_ref, subject
 from memoranda.projections.feed import current
 from memoranda.projections.records import RecordsView, id_text
 from memoranda.projections.views import ViewFile
@@ -45,7 +45,8 @@ class FallingIntent(Value):
 
 
 class Fall(Value):
-    """What would fall: records with all their revisions, and the captured messages meant.
+    """What would fall: records with all their revisions, and captured messages: those that are
+    meant, and those that any revision of such a record cites.
 
     `prepared` are the operations that hold such a record, or say what is meant of one to come.
     """
@@ -80,9 +81,12 @@ class Falling:
             else:
                 refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
                 ids = [record_id for ref in refs for record_id in _derived(store, ref)]
+            records = tuple(_lines(store, dict.fromkeys(ids)))
+            cited = (ref for it in records for ref in _cited_by(store, it.record_id))
+            addresses = dict.fromkeys(subject(ref) for ref in (*refs, *cited) if parse_ref(ref))
             return Fall(
-                records=tuple(_lines(store, dict.fromkeys(ids))),
-                messages=tuple(ref for ref in refs if _is_captured(store, ref)),
+                records=records,
+                messages=tuple(it for it in addresses if _is_captured(store, it)),
                 prepared=tuple(
                     FallingIntent(operation_id=it.operation_id, content=_meant(it))
                     for it in _open_intents(store, connection)
@@ -132,12 +136,19 @@ def _derived(store: SealedStore, ref: str) -> Iterator[str]:
             yield stored.value.id
 
 
-def _is_captured(store: SealedStore, ref: str) -> bool:
-    parsed, seen = parse_ref(ref), Seen()
-    if parsed is None:
-        return False
-    seen.look(store, [message_guard(parsed.address)])
-    return captured_at(seen, parsed.address) is not None
+def _cited_by(store: SealedStore, record_id: str) -> Iterator[str]:
+    """Whatever any revision of a record cites; of a tombstone, what it blocks."""
+    revisions = [it for e in store.select(history_of(record_id)) if (it := stored_in(e))]
+    for it in revisions:
+        yield from source_refs(it.value)
+    if revisions and not isinstance(newest := revisions[-1].value, Record):
+        yield from newest.blocked_sources
+
+
+def _is_captured(store: SealedStore, address: str) -> bool:
+    seen = Seen()
+    seen.look(store, [message_guard(address)])
+    return captured_at(seen, address) is not None
 
 
 def _lines(store: SealedStore, record_ids: Iterable[str]) -> Iterator[FallingRecord]:

@@ -278,6 +278,22 @@ def test_a_session_falls_with_its_messages_cited_or_not(memory, primary, task_7)
     assert memory.audit.verify().findings == ()
 
 
+def test_everything_shows_the_messages_it_cites_and_takes_them_along_when_asked(memory, primary):
+    first = primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    primary.correct(first.record_id, 1, "Ill of peanuts", sources=[f"{REF}88"])
+    memory.remember("A fact by hand")
+
+    fall = memory.falling(everything=True)
+    assert fall.messages == (f"{REF}50", f"{REF}88")
+    report = memory.forget_many(fall, with_sources=True)
+
+    assert (report.forgotten, report.messages, report.pending) == (2, 2, ())
+    for text in ("花生", "Chinese replies again"):
+        assert memory.remnants(text).remnants == ()
+    assert [it.kind for it in memory.remnants("Please answer me").remnants] == ["message"]
+    assert memory.audit.verify().findings == ()
+
+
 def test_everything_may_fall_and_the_ledger_goes_on(memory, primary):
     primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
     memory.remember("A fact by hand")
