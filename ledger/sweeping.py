@@ -11,7 +11,7 @@ from memoranda.ledger.decisions import Decided, apply
 from memoranda.ledger.entries import Draft, Event, Store
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import ForgetReason, MessageCaptured, MessageForgotten, Value
-from memoranda.ledger.forgetting import Forgetting
+from memoranda.ledger.forgetting import Forgetting, Reached
 from memoranda.ledger.guards import message_guard
 from memoranda.ledger.holding import FORGET_TAG
 from memoranda.ledger.log import Log
@@ -27,7 +27,7 @@ BATCH = 100
 
 
 class SweepReport(Value):
-    """What a forget of many did; `pending` says what still holds the erasure up.
+    """What a forget of many did, and how far its erasure is, as a receipt of one says it.
 
     `aborted` are the operations without an end that fell.
     """
@@ -35,7 +35,9 @@ class SweepReport(Value):
     forgotten: int
     messages: int
     refused: dict[str, int]
+    erased_at: str | None
     pending: tuple[str, ...]
+    copies: tuple[str, ...]
     aborted: int = 0
 
 
@@ -70,7 +72,7 @@ class Sweep:
         if not isinstance(caller, PersonClient):
             return Refused(Refusal.NOT_AUTHORIZED)
         refused: dict[str, int] = {}
-        done = 0
+        fallen: list[int] = []
         with self._log.reading() as store:
             there = sum(len(_captured(store, it)) for it in _batches(swept.messages))
         for batch in _batches(swept.records):
@@ -81,18 +83,21 @@ class Sweep:
             for answer in answers:
                 if isinstance(answer, Refused):
                     refused[answer.code] = refused.get(answer.code, 0) + 1
-            done += sum(isinstance(answer, Receipt) for answer in answers)
-            progress(done, len(swept.records))
+            fallen += [it.position for it in answers if isinstance(it, Receipt)]
+            progress(len(fallen), len(swept.records))
+        done = len(fallen)
         for messages in _batches(swept.messages):
-            self._forget_messages(messages)
+            fallen += self._forget_messages(messages)
         pending = self._forgetting.finish(is_urgent=True)
+        reached = self._forgetting.reached(fallen) if fallen else Reached(None, pending, ())
         say(logging.INFO, "forget_many", forgotten=done, messages=there)
-        return SweepReport(forgotten=done, messages=there, refused=refused, pending=pending)
+        return SweepReport(forgotten=done, messages=there, refused=refused, **reached._asdict())
 
-    def _forget_messages(self, addresses: Iterable[str]) -> None:
+    def _forget_messages(self, addresses: Iterable[str]) -> list[int]:
+        """Where the tombstone stands, if any of them was there."""
         with self._log.deciding() as store:
-            if events := _captured(store, addresses):
-                apply(store, _messages_gone(events))
+            events = _captured(store, addresses)
+            return [apply(store, _messages_gone(events)).position] if events else []
 
 
 def _captured(store: Store, addresses: Iterable[str]) -> list[Event]:

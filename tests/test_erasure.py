@@ -294,6 +294,25 @@ def test_everything_shows_the_messages_it_cites_and_takes_them_along_when_asked(
     assert memory.audit.verify().findings == ()
 
 
+def test_a_forget_of_many_says_when_it_was_erased_and_names_the_copies_that_are_left(
+    memory, primary, tmp_path
+):
+    for seq in (42, 50):
+        primary.publish(f"from/{seq}", f"Said in {seq}", sources=[f"{REF}{seq}"])
+    memory.export(tmp_path / "export")
+
+    report = memory.forget_many(memory.falling(everything=True))
+
+    assert report.pending == ()
+    assert str(report.erased_at).startswith("2026-10-06T12:00:00")
+    messages = tuple(f"the captured message {REF}{seq}" for seq in (42, 50))
+    outside = f"the export {tmp_path / 'export'}, if the record was in it"
+    assert report.copies == (*messages, outside)
+
+    nothing = memory.forget_many(memory.falling(everything=True))
+    assert (nothing.forgotten, nothing.erased_at, nothing.copies) == (0, None, ())
+
+
 def test_everything_may_fall_and_the_ledger_goes_on(memory, primary):
     primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
     memory.remember("A fact by hand")

@@ -19,7 +19,7 @@ from memoranda.tools.cli_run import (
     run_of,
 )
 from memoranda.tools.cli_writes import Asked, Target, decided
-from memoranda.tools.render import fall_page, line
+from memoranda.tools.render import erasure_lines, fall_page, line
 
 if TYPE_CHECKING:
     from memoranda.ledger.receipts import ForgetReceipt, Receipt
@@ -155,7 +155,7 @@ def _told(report: "SweepReport") -> Answer:
     if report.aborted:
         shown.append(f"{report.aborted} operations without an end were aborted.")
     shown += [line(f"{count} refused: {code}", "yellow") for code, count in report.refused.items()]
-    shown += [line(f"Not erased yet: {reason}.", "yellow") for reason in report.pending]
+    shown += erasure_lines(report)
     return Answer({"report": report.model_dump(mode="json")}, shown)
 
 

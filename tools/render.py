@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memoranda.ledger.events import Actor, Conflict
     from memoranda.ledger.personal import AnyRecord, Source
     from memoranda.ledger.receipts import Receipt
+    from memoranda.ledger.sweeping import SweepReport
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
     from memoranda.projections.falling import Fall
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SHORT_ID, LONG_ID = len("mem_") + 10, len("mem_") + 64
 METER_CELLS = 20
+COPIES_SHOWN = 100
 
 _DEEDS = {
     "propose": "proposed",
@@ -95,8 +97,9 @@ def record_table(reads: Sequence["RecordRead"]) -> Table:
     return table
 
 
-def erasure_lines(receipt: "Receipt") -> list[RenderableType]:
+def erasure_lines(receipt: "Receipt | SweepReport") -> list[RenderableType]:
     """How far a forget's erasure is, and what it did not take; nothing for other receipts."""
+    copies = getattr(receipt, "copies", ())
     lines: list[RenderableType] = []
     if erased_at := getattr(receipt, "erased_at", None):
         lines.append(f"Erased from every file of the ledger, {when(erased_at)}.")
@@ -104,7 +107,11 @@ def erasure_lines(receipt: "Receipt") -> list[RenderableType]:
         lines.append(Text(f"Not erased yet: {reason}.", "yellow"))
     if getattr(receipt, "pending", ()):
         lines.append("The ledger goes on by itself; `memoranda forgotten finish` tries at once.")
-    lines += [line(f"Not taken along: {copy}.") for copy in getattr(receipt, "copies", ())]
+    # The captured messages come first, and may be many.
+    hidden = len(copies) - COPIES_SHOWN
+    lines += [line(f"Not taken along: {copy}.") for copy in copies[max(hidden, 0) :]]
+    if hidden > 0:
+        lines.append(f"Not taken along: {hidden} captured messages more; --json names them.")
     return lines
 
 
