@@ -19,6 +19,12 @@ class Place:
     is_restoring: bool = False
     """Whether a restore opens it, before it may be served."""
 
+    def holds(self, path: Path) -> bool:
+        """Whether a path would lie inside the space's own folders."""
+        target = path.parent.resolve() / path.name
+        own = (self.data.resolve(), self.state.resolve())
+        return any(target.is_relative_to(folder) for folder in own)
+
     @property
     def mark(self) -> Path:
         """Stands while a restore has not ended: it holds the anchor of before."""

@@ -136,6 +136,18 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(life, file):
     assert isinstance(life.export(file, replace=True), ExportReport)
 
 
+def test_no_export_takes_the_place_of_a_file_of_the_ledgers_own(life, folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder["state"] / "us_alice")
+    slots = folder["state"] / "us_alice" / "slots"
+    before = slots.read_bytes()
+
+    for path in (slots, tmp_path / "link" / "slots", folder["data"] / "us_alice" / "new"):
+        answer = life.export(path, replace=True)
+        assert (answer.code, answer.field) == ("invalid_request", "path")
+
+    assert slots.read_bytes() == before
+
+
 def test_a_place_that_cannot_be_written_is_refused(life, tmp_path):
     assert life.export(tmp_path / "nowhere" / "export").code == "read_only"
 

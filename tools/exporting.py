@@ -46,6 +46,9 @@ class Exporting:
     ) -> ExportReport | Refused:
         """Writes the file whole or not at all; one that is there is replaced only when asked."""
         target = Path(path).expanduser().absolute()
+        if self._log.place.holds(target):
+            message = "lies inside the ledger's own folders; choose another folder"
+            return Refused(Refusal.INVALID_REQUEST, "path", message)
         if target.exists() and not replace:
             return Refused(Refusal.INVALID_REQUEST, "path", "exists already")
         beside = target.with_name(f"{target.name}.new")
