@@ -1,4 +1,4 @@
-"""What a forget of many would take: everything from one source, from one session, or all of it."""
+"""What a forget would take: one record, everything from one source or one session, or all of it."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -72,16 +72,19 @@ class Falling:
         if not isinstance(caller, PersonClient):
             return Refused(Refusal.NOT_AUTHORIZED)
         with current(self._log, self._views, self._view) as (store, connection):
-            if asked.everything:
-                rows = connection.execute(
-                    "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
-                )
-                held = [words.record_id for it in all_held(store) if (words := it.body(HeldWords))]
-                ids, refs = [*(id_text(kept) for (kept,) in rows), *held], []
+            refs = [asked.source] if asked.source else []
+            if asked.record:
+                ids = [asked.record]
+            elif asked.everything:
+                ids = [*_live(connection), *_held(store)]
             else:
-                refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
+                refs = refs or _said_in(store, asked.session or "")
                 ids = [record_id for ref in refs for record_id in _derived(store, ref)]
             records = tuple(_lines(store, dict.fromkeys(ids)))
+            if asked.record and not records:
+                return Refused(Refusal.NOT_FOUND, "record")
+            # What is prepared on a record refuses the forget of it alone.
+            prepared = () if asked.record else _open_intents(store, connection)
             cited = (ref for it in records for ref in _cited_by(store, it.record_id))
             addresses = dict.fromkeys(subject(ref) for ref in (*refs, *cited) if parse_ref(ref))
             return Fall(
@@ -89,10 +92,21 @@ class Falling:
                 messages=tuple(it for it in addresses if _is_captured(store, it)),
                 prepared=tuple(
                     FallingIntent(operation_id=it.operation_id, content=_meant(it))
-                    for it in _open_intents(store, connection)
+                    for it in prepared
                     if asked.everything or it.value["id"] in ids or _cites(it, refs)
                 ),
             )
+
+
+def _live(connection: sqlite3.Connection) -> Iterator[str]:
+    rows = connection.execute(
+        "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
+    )
+    yield from (id_text(kept) for (kept,) in rows)
+
+
+def _held(store: SealedStore) -> Iterator[str]:
+    yield from (words.record_id for it in all_held(store) if (words := it.body(HeldWords)))
 
 
 def _open_intents(store: SealedStore, connection: sqlite3.Connection) -> Iterator[IntentBody]:
@@ -153,8 +167,7 @@ def _is_captured(store: SealedStore, address: str) -> bool:
 
 def _lines(store: SealedStore, record_ids: Iterable[str]) -> Iterator[FallingRecord]:
     for record_id in record_ids:
-        (event,) = store.select(newest_of(record_id))
-        stored = stored_in(event)
+        stored = stored_in(next(iter(store.select(newest_of(record_id))), None))
         content = _content(store, stored) if stored else None
         if stored is not None and content is not None:
             yield FallingRecord(

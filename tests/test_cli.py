@@ -895,6 +895,33 @@ def test_search_and_query_find_by_words_and_by_filters_page_by_page(run: Termina
     assert "--cursor" in run("query", "--limit", "2").out
 
 
+def test_what_a_forget_of_one_takes_is_shown_first_when_asked(run: Terminal) -> None:
+    record = run.remembered("Ann plays the cello")
+
+    assert "Ann plays the cello" in run("forget", record, "--dry-run").out
+    answer = run("forget", record, "--dry-run", "--json").answer["would_fall"]
+
+    assert [it["record_id"] for it in answer["records"]] == [record]
+    assert "Ann plays the cello" in run("list").out
+    assert run("forget", record, "--everything", "--dry-run").code == 2
+
+
+def test_a_file_that_cannot_be_written_or_read_is_not_blamed_on_the_ledgers_folders(
+    run: Terminal,
+) -> None:
+    run.remembered("Lin is well")
+    nowhere = str(run.folder / "nowhere" / "file")
+    (run.folder / "in the way").write_text("")
+
+    for command in (
+        ("export", nowhere), ("import", nowhere), ("backup", str(run.folder / "in the way")),
+    ):  # fmt: skip
+        error = run(*command, "--json").error
+        assert "data and state" not in error["rule"]
+        assert "earlier store" not in error["rule"]
+        assert error["field"] in {"path", "file", "destination"}
+
+
 def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:
     record = run.remembered("Lin had a secret garden")
     before = run("forgotten", "prove", "secret garden", "--json").answer["remnants"]

@@ -313,6 +313,21 @@ def test_a_forget_of_many_says_when_it_was_erased_and_names_the_copies_that_are_
     assert (nothing.forgotten, nothing.erased_at, nothing.copies) == (0, None, ())
 
 
+def test_what_one_record_takes_along_is_shown_and_nothing_falls(memory, primary):
+    made = primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    primary.correct(made.record_id, 1, "Ill of peanuts", sources=[f"{REF}88"])
+    position = memory.status().position
+
+    fall = memory.falling(record=made.record_id)
+
+    assert [(it.revision, it.content) for it in fall.records] == [(2, "Ill of peanuts")]
+    assert fall.messages == (f"{REF}50", f"{REF}88")
+    assert memory.status().position == position
+    memory.forget(made.record_id, 2)
+    for gone in (made.record_id, "mem_unknown"):
+        assert memory.falling(record=gone).refusal.number == "F35"
+
+
 def test_everything_may_fall_and_the_ledger_goes_on(memory, primary):
     primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
     memory.remember("A fact by hand")

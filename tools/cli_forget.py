@@ -24,6 +24,7 @@ from memoranda.tools.render import erasure_lines, fall_page, line
 if TYPE_CHECKING:
     from memoranda.ledger.receipts import ForgetReceipt, Receipt
     from memoranda.ledger.sweeping import SweepReport
+    from memoranda.projections.falling import Fall
     from memoranda.tools.memory import Memory
 
 Why = Literal["unstated", "requested", "wrong", "outdated", "sensitive", "duplicate"]
@@ -69,17 +70,31 @@ def forget(
     asked. An interrupted one goes on when it is asked for again.
     """
     is_many = source is not None or session is not None or everything
-    if record is None and is_many:
-        wish = Wish(source, session, everything, with_sources, reason, dry_run, yes, operation)
-        return _many(context, wish)
-    if record is None or is_many or dry_run:
+    if (record is not None) == is_many:
         message = "one is named, or many by --source, --session or --everything"
         raise typer.BadParameter(message, context, param_hint="RECORD")
+    if record is not None and dry_run:
+        return _shown(context, record)
+    if record is None:
+        wish = Wish(source, session, everything, with_sources, reason, dry_run, yes, operation)
+        return _many(context, wish)
 
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
         return _erased(memory, to, with_sources=with_sources, reason=reason)
 
     return decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
+
+
+def _shown(context: typer.Context, record: str) -> Answer | Refused:
+    run = run_of(context)
+    with run.memory() as memory:
+        record_id = run.record(memory, record)
+        fall = record_id if isinstance(record_id, Refused) else memory.falling(record=record_id)
+    return fall if isinstance(fall, Refused) else _preview(fall)
+
+
+def _preview(fall: "Fall") -> Answer:
+    return Answer({"would_fall": fall.model_dump(mode="json")}, fall_page(fall))
 
 
 def _erased(
@@ -125,7 +140,7 @@ def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
         if isinstance(fall, Refused):
             return fall
         if wish.dry_run:
-            return Answer({"would_fall": fall.model_dump(mode="json")}, fall_page(fall))
+            return _preview(fall)
         if not wish.yes:
             _ask(context, run, fall_page(fall), "Forget all of it for good?")
         with progress_bar("Forgetting") as progress:

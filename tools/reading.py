@@ -129,11 +129,16 @@ class Reading(Seat):
         )
 
     def falling(
-        self, *, source: str | None = None, session: str | None = None, everything: bool = False
+        self,
+        *,
+        record: str | None = None,
+        source: str | None = None,
+        session: str | None = None,
+        everything: bool = False,
     ) -> Fall | Refused:
-        """What `forget_many` would take: all from one source, from one session, or everything."""
+        """What a forget would take: one record, all from one source or session, or everything."""
         return self._parts.falling.of(
-            self.caller, source=source, session=session, everything=everything
+            self.caller, record=record, source=source, session=session, everything=everything
         )
 
     def remnants(self, text: str) -> Proof | Refused:

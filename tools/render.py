@@ -116,20 +116,24 @@ def erasure_lines(receipt: "Receipt | SweepReport") -> list[RenderableType]:
 
 
 def fall_page(fall: "Fall") -> list[RenderableType]:
-    """What a forget of many would take."""
+    """What a forget would take."""
     count = f"{len(fall.records)} records would fall, with every revision of theirs."
+    if len(fall.records) == 1:
+        count = "One record would fall, with every revision of it."
     table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
     for name in ("record", "rev", "status"):
         table.add_column(name, no_wrap=True)
     table.add_column("fact", no_wrap=True, overflow="ellipsis", ratio=1)
     for it in fall.records:
         table.add_row(short(it.record_id), str(it.revision), it.status, line(it.content))
-    messages = f"{len(fall.messages)} captured messages, with --with-sources only."
     page: list[RenderableType] = [count, *([table] if fall.records else [])]
     if fall.prepared:
         page.append(f"{len(fall.prepared)} operations without an end would be aborted with them:")
         page += [line(f"{it.operation_id}  {it.content or ''}") for it in fall.prepared]
-    return [*page, *([messages] if fall.messages else [])]
+    if fall.messages:
+        page.append(f"{len(fall.messages)} captured messages, with --with-sources only:")
+        page += [line(it) for it in fall.messages]
+    return page
 
 
 def operation_table(lines: Sequence["OperationLine"]) -> Table:
