@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memoranda.projections.falling import Fall
     from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
     from memoranda.projections.recall import Zone
-    from memoranda.projections.remnants import Proof
+    from memoranda.projections.remnants import Proof, Remnant
     from memoranda.projections.unfinished import OperationLine
     from memoranda.tools.tour import Step
 
@@ -358,6 +358,10 @@ def _meter(zone: "Zone") -> Text:
     )
 
 
+def _stands(remnant: "Remnant") -> str:
+    return f"position {remnant.position}, {remnant.names or remnant.file}"
+
+
 def proof_page(proof: "Proof") -> list[RenderableType]:
     """Where a text was looked for, and where it was found."""
     looked = (
@@ -369,9 +373,7 @@ def proof_page(proof: "Proof") -> list[RenderableType]:
     rows: list[tuple[str, RenderableType]] = [
         (
             it.kind,
-            line(
-                f"position {it.position}, {it.names}" if it.names else f"{it.file} at {it.offset}"
-            ),
+            line(f"{it.file} at {it.offset}" if it.kind == "file" else _stands(it)),
         )
         for it in proof.remnants
     ]
