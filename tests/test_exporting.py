@@ -148,6 +148,22 @@ def test_no_export_takes_the_place_of_a_file_of_the_ledgers_own(life, folder, tm
     assert slots.read_bytes() == before
 
 
+def test_what_lies_beside_an_export_stays_as_it_is(life, file):
+    beside = file.with_name(f"{file.name}.new")
+    beside.write_text("mine")
+    folder = file.with_name("folder")
+    folder.with_name("folder.new").mkdir(parents=True)
+    folder.mkdir()
+
+    assert isinstance(life.export(file), ExportReport)
+
+    assert beside.read_text() == "mine"
+    for replace in (False, True):
+        assert life.export(folder, replace=replace).field == "path"
+    folder.rmdir()
+    assert isinstance(life.export(folder), ExportReport)
+
+
 def test_a_place_that_cannot_be_written_is_refused(life, tmp_path):
     assert life.export(tmp_path / "nowhere" / "export").code == "read_only"
 
