@@ -27,6 +27,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import Value
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
+from memoranda.ledger.places import path_of
 from memoranda.ledger.slots import sync_folder
 from memoranda.ledger.sqlite_files import connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
@@ -85,7 +86,7 @@ class Backups:
         if not isinstance(caller, PersonClient):
             return Refused(Refusal.NOT_AUTHORIZED)
         try:
-            answer = self._made(Path(folder).expanduser().absolute(), keep)
+            answer = self._made(path_of(folder, "destination"), keep)
         except RefusedError as error:
             answer = error.refused
         except OSError as error:
@@ -130,7 +131,7 @@ class Backups:
         )
 
     def _refusal(self, folder: Path, keep: int | None) -> Refused | None:
-        if keep is not None and not 1 <= keep <= KEEP_MAX:
+        if keep is not None and not (type(keep) is int and 1 <= keep <= KEEP_MAX):
             return Refused(Refusal.INVALID_REQUEST, "keep", f"is 1 to {KEEP_MAX}")
         target, place = (folder / self._log.space).resolve(), self._log.place
         for own in (place.data.resolve(), place.state.resolve()):

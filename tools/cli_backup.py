@@ -10,6 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from memoranda.ledger.errors import Refused
+from memoranda.ledger.places import path_of
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_keys import CODE_CHARACTERS_MAX
 from memoranda.tools.cli_migrate import migration_page
@@ -70,7 +71,7 @@ def backup(
 def _schedule(run: Run, folder: Path, keep: int | None) -> Answer:
     given = [word for name, text in run.given.items() if text for word in (f"--{name}", text)]
     kept = [] if keep is None else ["--keep", str(keep)]
-    target = str(folder.expanduser().absolute())
+    target = str(path_of(folder, "destination"))
     program = shlex.join(["memoranda", *given, "backup", target, *kept])
     # Both cron and systemd give a per cent sign a meaning of its own.
     cron, units = program.replace("%", "\\%"), UNITS.format(program=program.replace("%", "%%"))

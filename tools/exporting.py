@@ -15,6 +15,7 @@ from memoranda.ledger.events import Value
 from memoranda.ledger.legacy import EXPORT_FORMAT
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record
+from memoranda.ledger.places import path_of
 from memoranda.ledger.slots import sync_folder
 from memoranda.ledger.witness import ExportedFile
 from memoranda.projections.exporting import NO_REASON, Export, Readable
@@ -49,19 +50,26 @@ class Exporting:
         self, caller: Caller, path: Path | str, *, form: Format = "jsonl", replace: bool = False
     ) -> ExportReport | Refused:
         """Writes the file whole or not at all; one that is there is replaced only when asked."""
-        target = Path(path).expanduser().absolute()
-        if self._log.place.holds(target):
-            message = "lies inside the ledger's own folders; choose another folder"
-            return Refused(Refusal.INVALID_REQUEST, "path", message)
-        if target.exists() and (target.is_dir() or not replace):
-            return Refused(Refusal.INVALID_REQUEST, "path", "exists already")
         try:
+            target = path_of(path, "path")
+            self._check(target, form, replace=replace)
             with self._export.reading(caller) as readable:
                 return self._written(readable, target, form)
         except RefusedError as error:
             return error.refused
         except OSError as error:
             return Refused(Refusal.READ_ONLY, "path", error.strerror)
+
+    def _check(self, target: Path, form: Format, *, replace: bool) -> None:
+        field, message = "path", None
+        if form not in list(_WRITERS):
+            field, message = "form", "is jsonl or markdown"
+        elif self._log.place.holds(target):
+            message = "lies inside the ledger's own folders; choose another folder"
+        elif os.path.lexists(target) and (target.is_dir() or not replace):
+            message = "exists already"
+        if message:
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
 
     def _written(self, readable: Readable, target: Path, form: Format) -> ExportReport:
         counts: Counter[str] = Counter()
