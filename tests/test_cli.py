@@ -922,6 +922,29 @@ def test_a_file_that_cannot_be_written_or_read_is_not_blamed_on_the_ledgers_fold
         assert error["field"] in {"path", "file", "destination"}
 
 
+def test_an_interrupted_forget_of_many_says_how_far_it_is_and_goes_on(run: Terminal) -> None:
+    with run.memory() as memory:
+        memory.commit_many(
+            {"name": "publish", "operation_id": f"op-{n}", "key": f"k{n}", "content": f"Fact {n}"}
+            for n in range(400)
+        )
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with run.start("forget", "--everything", "--yes", preexec_fn=heed) as process:
+            while not memory.status().records.get("forgotten"):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            err = process.communicate()[1].decode()
+        left = memory.status().records["accepted"]
+
+    assert process.returncode == 130
+    assert "of 400 records were forgotten for good" in err
+    assert "again" in err
+    assert 0 < left < 400
+    again = run("forget", "--everything", "--yes", "--json").answer["report"]
+    assert (again["forgotten"], again["pending"]) == (left, [])
+
+
 def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:
     record = run.remembered("Lin had a secret garden")
     before = run("forgotten", "prove", "secret garden", "--json").answer["remnants"]

@@ -133,7 +133,7 @@ class Wish:
     operation: str | None
 
 
-def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
+def _many(context: typer.Context, wish: Wish) -> Answer | Refused | Problem:
     run = run_of(context)
     with run.memory() as memory:
         fall = memory.falling(source=wish.source, session=wish.session, everything=wish.everything)
@@ -143,15 +143,32 @@ def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
             return _preview(fall)
         if not wish.yes:
             _ask(context, run, fall_page(fall), "Forget all of it for good?")
-        with progress_bar("Forgetting") as progress:
-            report = memory.forget_many(
-                fall,
-                with_sources=wish.with_sources,
-                reason=wish.reason,
-                operation_id=run.operation(wish.operation),
-                progress=progress,
-            )
+        fallen = [0]
+        with progress_bar("Forgetting") as bar:
+
+            def progress(done: int, whole: int) -> None:
+                fallen.append(done)
+                if bar:
+                    bar(done, whole)
+
+            try:
+                report = memory.forget_many(
+                    fall,
+                    with_sources=wish.with_sources,
+                    reason=wish.reason,
+                    operation_id=run.operation(wish.operation),
+                    progress=progress,
+                )
+            except KeyboardInterrupt:
+                return _interrupted(fallen[-1], len(fall.records))
     return report if isinstance(report, Refused) else _told(report)
+
+
+def _interrupted(done: int, whole: int) -> Problem:
+    message = f"at least {done} of {whole} records were forgotten for good"
+    next_step = "Run the same command again: the rest falls, and what was held up is finished."
+    error = {"code": "interrupted", "message": message, "next": next_step}
+    return Problem(ExitCode.INTERRUPTED, error)
 
 
 def _ask(context: typer.Context, run: Run, page: list[RenderableType], question: str) -> None:
