@@ -1072,6 +1072,21 @@ def test_a_restored_log_with_findings_is_not_served_unless_forced(run: Terminal)
     assert empty("list").code == 0
 
 
+def test_an_import_that_refuses_a_line_does_not_end_as_if_all_was_well(run: Terminal) -> None:
+    run.remembered("Lin is well")
+    run.remembered("Ann is ill")
+    file = run.folder / "export"
+    run("export", str(file))
+    file.write_text(file.read_text().replace("Lin is well", ""))
+
+    said = elsewhere(run)("import", str(file), "--json")
+
+    assert (said.code, said.answer["imported"]) == (1, 1)
+    assert said.error["code"] == "invalid_value"
+    assert (said.error["line"], said.error["field"]) == (2, "value.content")
+    assert "line 2: invalid_value" in elsewhere(run)("import", str(file)).err
+
+
 def test_a_schedule_is_printed_and_nothing_is_backed_up(run: Terminal) -> None:
     away = run.folder / "my 50% disk"
 

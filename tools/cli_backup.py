@@ -19,6 +19,7 @@ from memoranda.tools.render import finding_table, line, when
 
 if TYPE_CHECKING:
     from memoranda.ledger.backups import BackupReport
+    from memoranda.ledger.takeover import MigrationReport
     from memoranda.tools.restore import RestoreReport
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
@@ -196,11 +197,19 @@ def import_file(
 ) -> Answer | Refused:
     """Take in what an export holds and the ledger does not; repeating it changes nothing.
 
-    What was forgotten here stays forgotten, and is counted as suppressed.
+    What was forgotten here stays forgotten, and is counted as suppressed. A line that breaks a rule
+    is refused and does not stop the others: the exit code is 1 then.
     """
     with run_of(context).memory(create=not dry_run) as memory:
         report = memory.import_file(file, dry_run=dry_run)
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
-    return Answer(fields, list(migration_page(report, dry_run=dry_run)))
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)), _import_problem(report))
+
+
+def _import_problem(report: "MigrationReport") -> Problem | None:
+    if not report.refused_lines:
+        return None
+    message = f"{sum(report.refused.values())} lines were refused, and the others taken in"
+    return Problem(ExitCode.REFUSED, {**dict(report.refused_lines[0]), "message": message})
