@@ -1087,6 +1087,20 @@ def test_an_import_that_refuses_a_line_does_not_end_as_if_all_was_well(run: Term
     assert "line 2: invalid_value" in elsewhere(run)("import", str(file)).err
 
 
+def test_a_new_key_or_code_names_the_backups_that_it_did_not_reach(run: Terminal) -> None:
+    run.remembered("Lin is well")
+    away, near = run.folder / "away", run.folder / "near"
+    for folder in (away, near):
+        run("backup", str(folder))
+    away.rename(run.folder / "unplugged")
+
+    for command in (("keys", "rotate"), ("keys", "recovery")):
+        assert run(*command, "--json").answer["pending"] == [str(away)]
+        assert f"Has an old key bundle still: {away}." in run(*command).out
+    (run.folder / "unplugged").rename(away)
+    assert run("keys", "rotate", "--json").answer["pending"] == []
+
+
 def test_a_schedule_is_printed_and_nothing_is_backed_up(run: Terminal) -> None:
     away = run.folder / "my 50% disk"
 

@@ -15,7 +15,7 @@ from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_keys import CODE_CHARACTERS_MAX
 from memoranda.tools.cli_migrate import migration_page
 from memoranda.tools.cli_run import Json, Run, run_of
-from memoranda.tools.render import finding_table, line, when
+from memoranda.tools.render import bundle_lines, finding_table, line, when
 
 if TYPE_CHECKING:
     from memoranda.ledger.backups import BackupReport
@@ -90,8 +90,7 @@ def _backup_page(made: "BackupReport") -> Iterator[RenderableType]:
         f" ({made.kept} kept, {made.removed} removed)."
     )
     yield f"Its key bundle is of key epoch {made.key_epoch}; your recovery code opens it."
-    for path in made.pending:
-        yield line(f"Has an old key bundle still: {path}.", "yellow")
+    yield from bundle_lines(made.pending)
 
 
 def restore(

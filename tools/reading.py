@@ -157,6 +157,12 @@ class Reading(Seat):
             unfinished=self._parts.unfinished.count(),
         )
 
+    def old_bundles(self) -> tuple[str, ...]:
+        """The backup folders whose key bundle is an older one: they were out of reach since."""
+        log = self._parts.log
+        key_epoch = log.head().key_epoch
+        return tuple(it.path for it in log.copies.read().backups if it.key_epoch != key_epoch)
+
     def doctor(self) -> tuple[Check, ...]:
         """What could cost the ledger its memories or its secrets."""
         return examined(self._parts)

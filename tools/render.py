@@ -115,6 +115,11 @@ def erasure_lines(receipt: "Receipt | SweepReport") -> list[RenderableType]:
     return lines
 
 
+def bundle_lines(paths: Iterable[str]) -> list[RenderableType]:
+    """The backup folders whose key bundle could not be rewritten."""
+    return [line(f"Has an old key bundle still: {path}.", "yellow") for path in paths]
+
+
 def fall_page(fall: "Fall") -> list[RenderableType]:
     """What a forget would take."""
     count = f"{len(fall.records)} records would fall, with every revision of theirs."
