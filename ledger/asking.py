@@ -25,17 +25,19 @@ QUERY_POINTS_MAX = 100_000
 
 
 class AskFalling(Strict):
-    """What is to be forgotten at once: all from one source, from one session, or everything."""
+    """What is to be forgotten: one record, all from one source or one session, or everything."""
 
+    record: Ref | None = None
     source: Ref | None = None
     session: Ref | None = None
     everything: StrictBool = False
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
-        named = (self.source is not None, self.session is not None, self.everything)
-        if sum(named) != 1:
-            raise PydanticCustomError("one_of", "names one of source, session and everything")
+        named = (it is not None for it in (self.record, self.source, self.session))
+        if sum((*named, self.everything)) != 1:
+            message = "names one of record, source, session and everything"
+            raise PydanticCustomError("one_of", message)
         return self
 
 

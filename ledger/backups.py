@@ -27,6 +27,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import Value
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.oplog import say
+from memoranda.ledger.places import path_of
 from memoranda.ledger.slots import open_regular, read_file, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
@@ -88,7 +89,7 @@ class Backups:
             return Refused(Refusal.NOT_AUTHORIZED)
         try:
             with self._lock.held():
-                answer = self._made(Path(folder).expanduser().absolute(), keep)
+                answer = self._made(path_of(folder, "destination"), keep)
         except RefusedError as error:
             answer = error.refused
         except OSError as error:
@@ -134,7 +135,7 @@ class Backups:
         )
 
     def _refusal(self, folder: Path, keep: int | None) -> Refused | None:
-        if keep is not None and not 1 <= keep <= KEEP_MAX:
+        if keep is not None and not (type(keep) is int and 1 <= keep <= KEEP_MAX):
             return Refused(Refusal.INVALID_REQUEST, "keep", f"is 1 to {KEEP_MAX}")
         target, place = (folder / self._log.space).resolve(), self._log.place
         for own in (place.data.resolve(), place.state.resolve()):

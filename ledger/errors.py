@@ -43,7 +43,7 @@ class Refusal(Enum):
     MIGRATION_FAILED = (
         "F26",
         "migration_failed",
-        "The earlier store must be migrated completely before anything is served; run it again.",
+        "A store or export is taken in whole or not at all; mend the named place and run it again.",
     )
     SPACE_UNKNOWN = (
         "F38",
@@ -53,7 +53,7 @@ class Refusal(Enum):
     READ_ONLY = (
         "F39",
         "read_only",
-        "The data and state folders must be writable; check their owner, mode and free space.",
+        "What is to be written must be writable; check its folder's owner, mode and free space.",
     )
     SCHEMA_NEWER = (
         "F40",

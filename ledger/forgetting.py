@@ -5,6 +5,7 @@ remembers, where the other order would lose a memory without a trace. Every step
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from memoranda.ledger.decisions import Decided, apply
 from memoranda.ledger.entries import Draft, Event, Head, Selector
@@ -40,6 +41,15 @@ SHARED_US = 2_000_000
 SHARED = "it shares the next key rotation, two seconds after the one before"
 
 INTERRUPTED = "it was interrupted"
+
+
+class Reached(NamedTuple):
+    """How far an erasure is: when it was through or what holds it up, and what it cannot reach."""
+
+    erased_at: str | None
+    pending: tuple[str, ...]
+    copies: tuple[str, ...]
+
 
 Purge = Callable[[], str | None]
 """Removes what was derived from the log; why it could not, if so."""
@@ -156,25 +166,31 @@ class Forgetting:
 
     def told(self, receipt: Receipt) -> ForgetReceipt:
         """A forget's receipt with how far its erasure is, and which copies are out of its reach."""
-        with self._log.reading() as store:
-            tombstone = store.at(receipt.position)
-            copied = _copied(store, tombstone) if tombstone else []
-            held, last = still_held(copied), _last_release(store, copied)
-            completed = store.select(Selector(FORGET_TAG, (ForgetCompleted,), newest=False))
-            covering = (it for it in completed if _through(it) >= max(receipt.position, last))
-            erased = None if held else next(covering, None)
-            copies = tuple(_copies(store, tombstone)) if tombstone else ()
-            # What is not erased yet lies under the present wrapping key, in every bundle.
-            needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
-            copies += tuple(_outside(self._log.copies.read(), needed, receipt.position))
-        reasons = _held_until(held) + self._reasons
-        pending = reasons or ("another process is at it",)
         return ForgetReceipt(
             **{name: getattr(receipt, name) for name in Receipt.model_fields},
             forgotten_at=receipt.decided_at,
+            **self.reached([receipt.position])._asdict(),
+        )
+
+    def reached(self, positions: Sequence[int]) -> Reached:
+        """How far the erasure of one or more tombstones is, and what is out of its reach."""
+        newest = max(positions)
+        with self._log.reading() as store:
+            tombstones = [event for it in positions if (event := store.at(it))]
+            copied = [event for it in tombstones for event in _copied(store, it)]
+            held, last = still_held(copied), _last_release(store, copied)
+            completed = store.select(Selector(FORGET_TAG, (ForgetCompleted,), newest=False))
+            covering = (it for it in completed if _through(it) >= max(newest, last))
+            erased = None if held else next(covering, None)
+            copies = dict.fromkeys(copy for it in tombstones for copy in _copies(store, it))
+            # What is not erased yet lies under the present wrapping key, in every bundle.
+            needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
+            outside = _outside(self._log.copies.read(), needed, newest)
+        reasons = _held_until(held) + self._reasons
+        return Reached(
             erased_at=time_text(moment_of(erased.recorded_at)) if erased else None,
-            pending=() if erased else pending,
-            copies=copies,
+            pending=() if erased else reasons or ("another process is at it",),
+            copies=(*copies, *outside),
         )
 
     def _complete(self, through: int) -> None:

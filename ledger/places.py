@@ -6,6 +6,20 @@ from pathlib import Path
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 
+
+def path_of(given: object, field: str) -> Path:
+    """A path from outside, absolute, its `~` resolved; raises RefusedError (F36) for any other."""
+    try:
+        path = Path(given).expanduser().absolute()  # type: ignore[arg-type]  # that is asked here
+        is_path = b"\0" not in str(path).encode()
+    except (TypeError, ValueError, RuntimeError):
+        path, is_path = Path(), False
+    if not is_path:
+        message = "is a path of text, without NUL, and its ~ somebody's home"
+        raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
+    return path
+
+
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
 
 LOST_LOG = Refused(
@@ -24,6 +38,12 @@ class Place:
     state: Path
     is_restoring: bool = False
     """Whether a restore opens it, before it may be served."""
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path would lie inside the space's own folders."""
+        target = path.parent.resolve() / path.name
+        own = (self.data.resolve(), self.state.resolve())
+        return any(target.is_relative_to(folder) for folder in own)
 
     @property
     def mark(self) -> Path:

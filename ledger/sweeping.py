@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.decisions import Decided, apply
-from memoranda.ledger.entries import Draft, Event
+from memoranda.ledger.entries import Draft, Event, Store
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import ForgetReason, MessageCaptured, MessageForgotten, Value
-from memoranda.ledger.forgetting import Forgetting
+from memoranda.ledger.forgetting import Forgetting, Reached
 from memoranda.ledger.guards import message_guard
 from memoranda.ledger.holding import FORGET_TAG
 from memoranda.ledger.log import Log
@@ -27,7 +27,7 @@ BATCH = 100
 
 
 class SweepReport(Value):
-    """What a forget of many did; `pending` says what still holds the erasure up.
+    """What a forget of many did, and how far its erasure is, as a receipt of one says it.
 
     `aborted` are the operations without an end that fell.
     """
@@ -35,15 +35,21 @@ class SweepReport(Value):
     forgotten: int
     messages: int
     refused: dict[str, int]
+    erased_at: str | None
     pending: tuple[str, ...]
+    copies: tuple[str, ...]
     aborted: int = 0
 
 
 class SweptAway(NamedTuple):
-    """What is to fall: records at the revisions seen, messages by their addresses, and why."""
+    """What is to fall: records at the revisions seen, messages by their addresses, and why.
+
+    `with_sources` is the wish that each record takes along whatever it cites by then.
+    """
 
     records: Sequence[tuple[str, int]]
     messages: Sequence[str]
+    with_sources: bool
     reason: ForgetReason
 
 
@@ -66,7 +72,9 @@ class Sweep:
         if not isinstance(caller, PersonClient):
             return Refused(Refusal.NOT_AUTHORIZED)
         refused: dict[str, int] = {}
-        done = 0
+        fallen: list[int] = []
+        with self._log.reading() as store:
+            there = sum(len(_captured(store, it)) for it in _batches(swept.messages))
         for batch in _batches(swept.records):
             requests = [_request(operation_id, it, swept) for it in batch]
             answers = self._ledger.commit_many(caller, requests)
@@ -75,24 +83,31 @@ class Sweep:
             for answer in answers:
                 if isinstance(answer, Refused):
                     refused[answer.code] = refused.get(answer.code, 0) + 1
-            done += sum(isinstance(answer, Receipt) for answer in answers)
-            progress(done, len(swept.records))
-        taken = sum(self._forget_messages(batch) for batch in _batches(swept.messages))
+            fallen += [it.position for it in answers if isinstance(it, Receipt)]
+            progress(len(fallen), len(swept.records))
+        done = len(fallen)
+        for messages in _batches(swept.messages):
+            fallen += self._forget_messages(messages)
         pending = self._forgetting.finish(is_urgent=True)
-        say(logging.INFO, "forget_many", forgotten=done, messages=taken)
-        return SweepReport(forgotten=done, messages=taken, refused=refused, pending=pending)
+        reached = self._forgetting.reached(fallen) if fallen else Reached(None, pending, ())
+        say(logging.INFO, "forget_many", forgotten=done, messages=there)
+        return SweepReport(forgotten=done, messages=there, refused=refused, **reached._asdict())
 
-    def _forget_messages(self, addresses: Iterable[str]) -> int:
+    def _forget_messages(self, addresses: Iterable[str]) -> list[int]:
+        """Where the tombstone stands, if any of them was there."""
         with self._log.deciding() as store:
-            events = [
-                event
-                for address in addresses
-                for event in store.select(message_guard(address))
-                if isinstance(event.header, MessageCaptured) and event.row.key_id is not None
-            ]
-            if events:
-                apply(store, _messages_gone(events))
-            return len(events)
+            events = _captured(store, addresses)
+            return [apply(store, _messages_gone(events)).position] if events else []
+
+
+def _captured(store: Store, addresses: Iterable[str]) -> list[Event]:
+    """The messages at these addresses that are still there."""
+    return [
+        event
+        for address in addresses
+        for event in store.select(message_guard(address))
+        if isinstance(event.header, MessageCaptured) and event.row.key_id is not None
+    ]
 
 
 def _messages_gone(events: Sequence[Event]) -> Decided:
@@ -112,7 +127,7 @@ def _request(operation_id: str, record: tuple[str, int], swept: SweptAway) -> di
         "operation_id": f"forget:{digest}",
         "record_id": record_id,
         "expected_revision": revision,
-        "with_sources": bool(swept.messages),
+        "with_sources": swept.with_sources,
         "reason": swept.reason,
     }
 

@@ -1,4 +1,4 @@
-"""What a forget of many would take: everything from one source, from one session, or all of it."""
+"""What a forget would take: one record, everything from one source or one session, or all of it."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from memoranda.ledger.holding import all_held, held_on, still_held
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record, source_refs
 from memoranda.ledger.sealed_store import SealedStore
-from memoranda.ledger.sources import message_ref, overlap, overlapping_any, parse_ref
+from memoranda.ledger.sources import message_ref, overlap, overlapping_any, parse_ref, subject
 from memoranda.projections.feed import current
 from memoranda.projections.records import RecordsView, id_text
 from memoranda.projections.views import ViewFile
@@ -45,7 +45,8 @@ class FallingIntent(Value):
 
 
 class Fall(Value):
-    """What would fall: records with all their revisions, and the captured messages meant.
+    """What would fall: records with all their revisions, and captured messages: those that are
+    meant, and those that any revision of such a record cites.
 
     `prepared` are the operations that hold such a record, or say what is meant of one to come.
     """
@@ -71,24 +72,41 @@ class Falling:
         if not isinstance(caller, PersonClient):
             return Refused(Refusal.NOT_AUTHORIZED)
         with current(self._log, self._views, self._view) as (store, connection):
-            if asked.everything:
-                rows = connection.execute(
-                    "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
-                )
-                held = [words.record_id for it in all_held(store) if (words := it.body(HeldWords))]
-                ids, refs = [*(id_text(kept) for (kept,) in rows), *held], []
+            refs = [asked.source] if asked.source else []
+            if asked.record:
+                ids = [asked.record]
+            elif asked.everything:
+                ids = [*_live(connection), *_held(store)]
             else:
-                refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
+                refs = refs or _said_in(store, asked.session or "")
                 ids = [record_id for ref in refs for record_id in _derived(store, ref)]
+            records = tuple(_lines(store, dict.fromkeys(ids)))
+            if asked.record and not records:
+                return Refused(Refusal.NOT_FOUND, "record")
+            # What is prepared on a record refuses the forget of it alone.
+            prepared = () if asked.record else _open_intents(store, connection)
+            cited = (ref for it in records for ref in _cited_by(store, it.record_id))
+            addresses = dict.fromkeys(subject(ref) for ref in (*refs, *cited) if parse_ref(ref))
             return Fall(
-                records=tuple(_lines(store, dict.fromkeys(ids))),
-                messages=tuple(ref for ref in refs if _is_captured(store, ref)),
+                records=records,
+                messages=tuple(it for it in addresses if _is_captured(store, it)),
                 prepared=tuple(
                     FallingIntent(operation_id=it.operation_id, content=_meant(it))
-                    for it in _open_intents(store, connection)
+                    for it in prepared
                     if asked.everything or it.value["id"] in ids or _cites(it, refs)
                 ),
             )
+
+
+def _live(connection: sqlite3.Connection) -> Iterator[str]:
+    rows = connection.execute(
+        "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
+    )
+    yield from (id_text(kept) for (kept,) in rows)
+
+
+def _held(store: SealedStore) -> Iterator[str]:
+    yield from (words.record_id for it in all_held(store) if (words := it.body(HeldWords)))
 
 
 def _open_intents(store: SealedStore, connection: sqlite3.Connection) -> Iterator[IntentBody]:
@@ -132,18 +150,24 @@ def _derived(store: SealedStore, ref: str) -> Iterator[str]:
             yield stored.value.id
 
 
-def _is_captured(store: SealedStore, ref: str) -> bool:
-    parsed, seen = parse_ref(ref), Seen()
-    if parsed is None:
-        return False
-    seen.look(store, [message_guard(parsed.address)])
-    return captured_at(seen, parsed.address) is not None
+def _cited_by(store: SealedStore, record_id: str) -> Iterator[str]:
+    """Whatever any revision of a record cites; of a tombstone, what it blocks."""
+    revisions = [it for e in store.select(history_of(record_id)) if (it := stored_in(e))]
+    for it in revisions:
+        yield from source_refs(it.value)
+    if revisions and not isinstance(newest := revisions[-1].value, Record):
+        yield from newest.blocked_sources
+
+
+def _is_captured(store: SealedStore, address: str) -> bool:
+    seen = Seen()
+    seen.look(store, [message_guard(address)])
+    return captured_at(seen, address) is not None
 
 
 def _lines(store: SealedStore, record_ids: Iterable[str]) -> Iterator[FallingRecord]:
     for record_id in record_ids:
-        (event,) = store.select(newest_of(record_id))
-        stored = stored_in(event)
+        stored = stored_in(next(iter(store.select(newest_of(record_id))), None))
         content = _content(store, stored) if stored else None
         if stored is not None and content is not None:
             yield FallingRecord(

@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from memoranda.ledger.entries import Event
@@ -157,6 +157,21 @@ def _put_in(
 
 def _split(tokens: bytes) -> list[bytes]:
     return [tokens[at : at + TOKEN_BYTES] for at in range(0, len(tokens), TOKEN_BYTES)]
+
+
+def postings_of(
+    connection: sqlite3.Connection, blinder: Blinder, words: Iterable[str]
+) -> dict[int, set[str]]:
+    """The documents that any of these words stands in, each with those words."""
+    found: dict[int, set[str]] = {}
+    for word in words:
+        rows = connection.execute(
+            "SELECT CAST(document AS INTEGER) FROM postings WHERE scope = ? AND token = ?",
+            (SCOPE, blinder(word)),
+        )
+        for (document,) in rows:
+            found.setdefault(document, set()).add(word)
+    return found
 
 
 # -- asking ---------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-"""Where a text is still found: every body the keys at hand can open, and every file's bytes."""
+"""Where a text is still found: every body that the keys at hand open, every index, every file."""
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -9,7 +11,7 @@ from memoranda.ledger.asking import AskRemnants
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
-from memoranda.ledger.errors import Refused
+from memoranda.ledger.errors import MemorandaError, Refused
 from memoranda.ledger.events import (
     HeldWords,
     Message,
@@ -23,6 +25,11 @@ from memoranda.ledger.log import Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sources import message_ref
+from memoranda.ledger.sqlite_files import connect_copy
+from memoranda.projections.feed import current
+from memoranda.projections.postings import SearchView, postings_of
+from memoranda.projections.tokens import index_tokens
+from memoranda.projections.views import SCHEMA_NUMBER, VIEWS, ViewFile
 
 PAGE = 500
 CHUNK_BYTES = 1 << 20
@@ -33,10 +40,11 @@ class Remnant(Value):
 
     `body` is a sealed body, by position, and what it belongs to; `file` is a file that holds the
     text in clear, by name and offset, which must never be. `held` is what a forgotten record said,
-    kept for the person until its window is over.
+    kept for the person until its window is over. `index` is a token of one of its words in a file
+    of views, for a position of the log at which no record says that word.
     """
 
-    kind: Literal["record", "message", "held", "event", "file"]
+    kind: Literal["record", "message", "held", "event", "index", "file"]
     position: int | None = None
     names: str | None = None
     file: str | None = None
@@ -56,12 +64,17 @@ class Proof(Value):
 class Remnants:
     """Searches everything that one space keeps."""
 
-    def __init__(self, log: Log, place: Place) -> None:
+    def __init__(self, log: Log, place: Place, views: ViewFile, index: SearchView) -> None:
         self._log = log
         self._place = place
+        self._views = views
+        self._index = index
 
     def of(self, caller: Caller, text: str) -> Proof | Refused:
-        """Every place that holds the text: all bodies are opened, all files are read."""
+        """Every place that holds the text: all bodies are opened, all files are read.
+
+        Its words are looked for in the index, and in every other file of views, by their keys.
+        """
         # What no body can hold is refused: "found nowhere" would be said of another text.
         if isinstance(asked := admit(AskRemnants, {"text": text}), Refused):
             return asked
@@ -81,9 +94,27 @@ class Remnants:
             bytes_searched=sum(path.stat().st_size for path in files),
             remnants=(
                 *found.remnants,
+                *self._indexed(set(index_tokens(text)), files),
                 *(remnant for path in files for remnant in _in_file(path, needle)),
             ),
         )
+
+    def _indexed(self, words: set[str], files: Sequence[Path]) -> Iterator[Remnant]:
+        with current(self._log, self._views, self._index) as (store, connection):
+            live = self._place.data / VIEWS
+            found = {live: postings_of(connection, self._index.blinder(connection), words)}
+            found |= {path: self._stray(path, words) for path in files if path != live}
+            for path, documents in found.items():
+                for position in _unsaid(store, documents):
+                    yield Remnant(kind="index", position=position, file=path.name)
+
+    def _stray(self, path: Path, words: set[str]) -> dict[int, set[str]]:
+        """The postings of an old file of views; none where it is none, or its key is gone."""
+        try:
+            with closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as connection:
+                return postings_of(connection, self._index.blinder(connection), words)
+        except (sqlite3.Error, TypeError, MemorandaError):
+            return {}
 
 
 @dataclass
@@ -109,6 +140,20 @@ def _events(store: SealedStore) -> Iterator[Event]:
     while events := store.page(after, PAGE):
         yield from events
         after = events[-1].position
+
+
+def _unsaid(store: SealedStore, documents: dict[int, set[str]]) -> Iterator[int]:
+    """The positions at which no record says all the words that an index has there."""
+    positions = sorted(documents)
+    for start in range(0, len(positions), PAGE):
+        page = positions[start : start + PAGE]
+        events = store.at_positions(page)
+        for position in page:
+            event = events.get(position)
+            body = event.body(RecordBody) if event else None
+            said = index_tokens(str(body.value.get("content", ""))) if body else {}
+            if not documents[position] <= said.keys():
+                yield position
 
 
 def _holds(value: object, text: str) -> bool:

@@ -16,6 +16,7 @@ from memoranda.ledger.sqlite_files import (
     truncate_wal,
 )
 
+VIEWS = "views.db"
 SCHEMA_NUMBER = 1
 SCHEMA = """
 CREATE TABLE checkpoints (

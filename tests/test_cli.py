@@ -895,6 +895,56 @@ def test_search_and_query_find_by_words_and_by_filters_page_by_page(run: Termina
     assert "--cursor" in run("query", "--limit", "2").out
 
 
+def test_what_a_forget_of_one_takes_is_shown_first_when_asked(run: Terminal) -> None:
+    record = run.remembered("Ann plays the cello")
+
+    assert "Ann plays the cello" in run("forget", record, "--dry-run").out
+    answer = run("forget", record, "--dry-run", "--json").answer["would_fall"]
+
+    assert [it["record_id"] for it in answer["records"]] == [record]
+    assert "Ann plays the cello" in run("list").out
+    assert run("forget", record, "--everything", "--dry-run").code == 2
+
+
+def test_a_file_that_cannot_be_written_or_read_is_not_blamed_on_the_ledgers_folders(
+    run: Terminal,
+) -> None:
+    run.remembered("Lin is well")
+    nowhere = str(run.folder / "nowhere" / "file")
+    (run.folder / "in the way").write_text("")
+
+    for command in (
+        ("export", nowhere), ("import", nowhere), ("backup", str(run.folder / "in the way")),
+    ):  # fmt: skip
+        error = run(*command, "--json").error
+        assert "data and state" not in error["rule"]
+        assert "earlier store" not in error["rule"]
+        assert error["field"] in {"path", "file", "destination"}
+
+
+def test_an_interrupted_forget_of_many_says_how_far_it_is_and_goes_on(run: Terminal) -> None:
+    with run.memory() as memory:
+        memory.commit_many(
+            {"name": "publish", "operation_id": f"op-{n}", "key": f"k{n}", "content": f"Fact {n}"}
+            for n in range(400)
+        )
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with run.start("forget", "--everything", "--yes", preexec_fn=heed) as process:
+            while not memory.status().records.get("forgotten"):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            err = process.communicate()[1].decode()
+        left = memory.status().records["accepted"]
+
+    assert process.returncode == 130
+    assert "of 400 records were forgotten for good" in err
+    assert "again" in err
+    assert 0 < left < 400
+    again = run("forget", "--everything", "--yes", "--json").answer["report"]
+    assert (again["forgotten"], again["pending"]) == (left, [])
+
+
 def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:
     record = run.remembered("Lin had a secret garden")
     before = run("forgotten", "prove", "secret garden", "--json").answer["remnants"]
@@ -1020,6 +1070,35 @@ def test_a_restored_log_with_findings_is_not_served_unless_forced(run: Terminal)
     assert "a restore has not ended" in empty("list").err
     assert empty("restore", str(run.folder / "away"), "--force").code == 4
     assert empty("list").code == 0
+
+
+def test_an_import_that_refuses_a_line_does_not_end_as_if_all_was_well(run: Terminal) -> None:
+    run.remembered("Lin is well")
+    run.remembered("Ann is ill")
+    file = run.folder / "export"
+    run("export", str(file))
+    file.write_text(file.read_text().replace("Lin is well", ""))
+
+    said = elsewhere(run)("import", str(file), "--json")
+
+    assert (said.code, said.answer["imported"]) == (1, 1)
+    assert said.error["code"] == "invalid_value"
+    assert (said.error["line"], said.error["field"]) == (2, "value.content")
+    assert "line 2: invalid_value" in elsewhere(run)("import", str(file)).err
+
+
+def test_a_new_key_or_code_names_the_backups_that_it_did_not_reach(run: Terminal) -> None:
+    run.remembered("Lin is well")
+    away, near = run.folder / "away", run.folder / "near"
+    for folder in (away, near):
+        run("backup", str(folder))
+    away.rename(run.folder / "unplugged")
+
+    for command in (("keys", "rotate"), ("keys", "recovery")):
+        assert run(*command, "--json").answer["pending"] == [str(away)]
+        assert f"Has an old key bundle still: {away}." in run(*command).out
+    (run.folder / "unplugged").rename(away)
+    assert run("keys", "rotate", "--json").answer["pending"] == []
 
 
 def test_a_schedule_is_printed_and_nothing_is_backed_up(run: Terminal) -> None:

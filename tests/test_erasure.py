@@ -283,6 +283,56 @@ def test_a_session_falls_with_its_messages_cited_or_not(memory, primary, task_7)
     assert memory.audit.verify().findings == ()
 
 
+def test_everything_shows_the_messages_it_cites_and_takes_them_along_when_asked(memory, primary):
+    first = primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    primary.correct(first.record_id, 1, "Ill of peanuts", sources=[f"{REF}88"])
+    memory.remember("A fact by hand")
+
+    fall = memory.falling(everything=True)
+    assert fall.messages == (f"{REF}50", f"{REF}88")
+    report = memory.forget_many(fall, with_sources=True)
+
+    assert (report.forgotten, report.messages, report.pending) == (2, 2, ())
+    for text in ("花生", "Chinese replies again"):
+        assert memory.remnants(text).remnants == ()
+    assert [it.kind for it in memory.remnants("Please answer me").remnants] == ["message"]
+    assert memory.audit.verify().findings == ()
+
+
+def test_a_forget_of_many_says_when_it_was_erased_and_names_the_copies_that_are_left(
+    memory, primary, tmp_path
+):
+    for seq in (42, 50):
+        primary.publish(f"from/{seq}", f"Said in {seq}", sources=[f"{REF}{seq}"])
+    memory.export(tmp_path / "export")
+
+    report = memory.forget_many(memory.falling(everything=True))
+
+    assert report.pending == ()
+    assert str(report.erased_at).startswith("2026-10-06T12:00:00")
+    messages = tuple(f"the captured message {REF}{seq}" for seq in (42, 50))
+    outside = f"the export {tmp_path / 'export'}, if the record was in it"
+    assert report.copies == (*messages, outside)
+
+    nothing = memory.forget_many(memory.falling(everything=True))
+    assert (nothing.forgotten, nothing.erased_at, nothing.copies) == (0, None, ())
+
+
+def test_what_one_record_takes_along_is_shown_and_nothing_falls(memory, primary):
+    made = primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    primary.correct(made.record_id, 1, "Ill of peanuts", sources=[f"{REF}88"])
+    position = memory.status().position
+
+    fall = memory.falling(record=made.record_id)
+
+    assert [(it.revision, it.content) for it in fall.records] == [(2, "Ill of peanuts")]
+    assert fall.messages == (f"{REF}50", f"{REF}88")
+    assert memory.status().position == position
+    memory.forget(made.record_id, 2)
+    for gone in (made.record_id, "mem_unknown"):
+        assert memory.falling(record=gone).refusal.number == "F35"
+
+
 def test_everything_may_fall_and_the_ledger_goes_on(memory, primary):
     primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
     memory.remember("A fact by hand")

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from memoranda.ledger.errors import RefusedError
 from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.tools.exporting import ExportReport
 from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 SPACE = "us_alice"
 REF = "personal-message:s-main-1:"
@@ -134,6 +138,62 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(life, file):
     assert life.export(file).field == "path"
     assert file.read_text() == "mine"
     assert isinstance(life.export(file, replace=True), ExportReport)
+
+
+def test_no_export_takes_the_place_of_a_file_of_the_ledgers_own(life, folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder["state"] / "us_alice")
+    slots = folder["state"] / "us_alice" / "slots"
+    before = slots.read_bytes()
+
+    for path in (slots, tmp_path / "link" / "slots", folder["data"] / "us_alice" / "new"):
+        answer = life.export(path, replace=True)
+        assert (answer.code, answer.field) == ("invalid_request", "path")
+
+    assert slots.read_bytes() == before
+
+
+def test_what_lies_beside_an_export_stays_as_it_is(life, file):
+    beside = file.with_name(f"{file.name}.new")
+    beside.write_text("mine")
+    folder = file.with_name("folder")
+    folder.with_name("folder.new").mkdir(parents=True)
+    folder.mkdir()
+
+    assert isinstance(life.export(file), ExportReport)
+
+    assert beside.read_text() == "mine"
+    for replace in (False, True):
+        assert life.export(folder, replace=replace).field == "path"
+    folder.rmdir()
+    assert isinstance(life.export(folder), ExportReport)
+
+
+@pytest.mark.parametrize("path", ["~nobody-here/x", "a\0b", "a\udcffb", 7, None])
+def test_what_is_no_path_is_refused_by_every_verb_that_takes_one(life, folder, path):
+    settings = load_settings(space=SPACE, **folder)
+
+    answers = [life.export(path), life.backup(path), restore(settings, Stamps(), path)]
+
+    fields = [(it.code, it.field) for it in answers]
+    assert fields == [("invalid_request", it) for it in ("path", "destination", "backup")]
+
+
+def test_what_else_no_export_or_backup_can_use_is_refused(life, file, tmp_path):
+    assert life.export(tmp_path / ("x" * 300)).code == "read_only"
+    assert life.export(file, form="xml").field == "form"
+    assert life.export(file, form=[]).field == "form"
+    for keep in ("3", 0, True, 1.5):
+        assert life.backup(tmp_path / "away", keep=keep).field == "keep"
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["home", "data", "state", "legacy", "passphrase_file"])
+def test_a_setting_that_is_no_path_is_refused_by_its_name(folder, name):
+    for path in ("~nobody-here/x", "a\0b"):
+        with pytest.raises(RefusedError) as refused:
+            open_memory(SPACE, **folder | {name: path})
+
+        assert refused.value.refused.field == name
 
 
 def test_a_place_that_cannot_be_written_is_refused(life, tmp_path):

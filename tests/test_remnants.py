@@ -95,6 +95,32 @@ def test_an_old_copy_of_the_views_never_shows_what_was_forgotten(opened, memory,
     assert reopened.records() == ()
 
 
+def test_tokens_of_a_forgotten_word_are_found_by_the_indexs_own_key(memory, record, folder):
+    """In the live index, and in an old file of views; a word that others still say is none."""
+    place = folder["data"] / "us_alice"
+    memory.remember("Who moved to Osaka?")
+    assert memory.search("kyoto")
+    memory._parts.views.truncate()
+    shutil.copy(place / "views.db", place / "old.db")
+    postings = rows(memory)["postings"]
+    assert [it for it in memory.remnants(CANARY).remnants if it.kind == "index"] == []
+    position = memory.operation(memory.forget(record, 1).operation_id).receipt.position
+
+    found = memory.remnants("Kyoto").remnants
+    assert [(it.kind, it.file) for it in found if it.kind == "index"] == [("index", "old.db")]
+    assert found[-1].position < position
+    (place / "old.db").unlink()
+    assert [it.kind for it in memory.remnants("Kyoto").remnants] == ["message"]
+
+    with memory._parts.views.held() as connection:
+        marks = "(?, ?, ?, ?, ?)"
+        connection.executemany(f"INSERT OR IGNORE INTO postings VALUES {marks}", postings)
+
+    found = memory.remnants("Kyoto").remnants
+    assert [(it.kind, it.file) for it in found if it.kind == "index"] == [("index", "views.db")]
+    assert [it.kind for it in memory.remnants("Osaka").remnants] == ["record"]
+
+
 def test_a_view_computed_anew_after_a_forget_equals_the_one_that_grew(memory, primary, record):
     primary.publish("tea", "Green tea in the morning", sources=[f"{REF}88"])
     memory.search("tea")

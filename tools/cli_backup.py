@@ -10,14 +10,16 @@ import typer
 from rich.console import RenderableType
 
 from memoranda.ledger.errors import Refused
+from memoranda.ledger.places import path_of
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_keys import CODE_CHARACTERS_MAX
 from memoranda.tools.cli_migrate import migration_page
 from memoranda.tools.cli_run import Json, Run, run_of
-from memoranda.tools.render import finding_table, line, when
+from memoranda.tools.render import bundle_lines, finding_table, line, when
 
 if TYPE_CHECKING:
     from memoranda.ledger.backups import BackupReport
+    from memoranda.ledger.takeover import MigrationReport
     from memoranda.tools.restore import RestoreReport
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
@@ -70,7 +72,7 @@ def backup(
 def _schedule(run: Run, folder: Path, keep: int | None) -> Answer:
     given = [word for name, text in run.given.items() if text for word in (f"--{name}", text)]
     kept = [] if keep is None else ["--keep", str(keep)]
-    target = str(folder.expanduser().absolute())
+    target = str(path_of(folder, "destination"))
     program = shlex.join(["memoranda", *given, "backup", target, *kept])
     # Both cron and systemd give a per cent sign a meaning of its own.
     cron, units = program.replace("%", "\\%"), UNITS.format(program=program.replace("%", "%%"))
@@ -88,8 +90,7 @@ def _backup_page(made: "BackupReport") -> Iterator[RenderableType]:
         f" ({made.kept} kept, {made.removed} removed)."
     )
     yield f"Its key bundle is of key epoch {made.key_epoch}; your recovery code opens it."
-    for path in made.pending:
-        yield line(f"Has an old key bundle still: {path}.", "yellow")
+    yield from bundle_lines(made.pending)
 
 
 def restore(
@@ -200,11 +201,19 @@ def import_file(
 ) -> Answer | Refused:
     """Take in what an export holds and the ledger does not; repeating it changes nothing.
 
-    What was forgotten here stays forgotten, and is counted as suppressed.
+    What was forgotten here stays forgotten, and is counted as suppressed. A line that breaks a rule
+    is refused and does not stop the others: the exit code is 1 then.
     """
     with run_of(context).memory(create=not dry_run) as memory:
         report = memory.import_file(file, dry_run=dry_run)
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
-    return Answer(fields, list(migration_page(report, dry_run=dry_run)))
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)), _import_problem(report))
+
+
+def _import_problem(report: "MigrationReport") -> Problem | None:
+    if not report.refused_lines:
+        return None
+    message = f"{sum(report.refused.values())} lines were refused, and the others taken in"
+    return Problem(ExitCode.REFUSED, {**dict(report.refused_lines[0]), "message": message})

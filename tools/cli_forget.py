@@ -19,11 +19,12 @@ from memoranda.tools.cli_run import (
     run_of,
 )
 from memoranda.tools.cli_writes import Asked, Target, decided
-from memoranda.tools.render import fall_page, line
+from memoranda.tools.render import erasure_lines, fall_page, line
 
 if TYPE_CHECKING:
     from memoranda.ledger.receipts import ForgetReceipt, Receipt
     from memoranda.ledger.sweeping import SweepReport
+    from memoranda.projections.falling import Fall
     from memoranda.tools.memory import Memory
 
 Why = Literal["unstated", "requested", "wrong", "outdated", "sensitive", "duplicate"]
@@ -69,17 +70,31 @@ def forget(
     asked. An interrupted one goes on when it is asked for again.
     """
     is_many = source is not None or session is not None or everything
-    if record is None and is_many:
-        wish = Wish(source, session, everything, with_sources, reason, dry_run, yes, operation)
-        return _many(context, wish)
-    if record is None or is_many or dry_run:
+    if (record is not None) == is_many:
         message = "one is named, or many by --source, --session or --everything"
         raise typer.BadParameter(message, context, param_hint="RECORD")
+    if record is not None and dry_run:
+        return _shown(context, record)
+    if record is None:
+        wish = Wish(source, session, everything, with_sources, reason, dry_run, yes, operation)
+        return _many(context, wish)
 
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
         return _erased(memory, to, with_sources=with_sources, reason=reason)
 
     return decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
+
+
+def _shown(context: typer.Context, record: str) -> Answer | Refused:
+    run = run_of(context)
+    with run.memory() as memory:
+        record_id = run.record(memory, record)
+        fall = record_id if isinstance(record_id, Refused) else memory.falling(record=record_id)
+    return fall if isinstance(fall, Refused) else _preview(fall)
+
+
+def _preview(fall: "Fall") -> Answer:
+    return Answer({"would_fall": fall.model_dump(mode="json")}, fall_page(fall))
 
 
 def _erased(
@@ -118,25 +133,42 @@ class Wish:
     operation: str | None
 
 
-def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
+def _many(context: typer.Context, wish: Wish) -> Answer | Refused | Problem:
     run = run_of(context)
     with run.memory() as memory:
         fall = memory.falling(source=wish.source, session=wish.session, everything=wish.everything)
         if isinstance(fall, Refused):
             return fall
         if wish.dry_run:
-            return Answer({"would_fall": fall.model_dump(mode="json")}, fall_page(fall))
+            return _preview(fall)
         if not wish.yes:
             _ask(context, run, fall_page(fall), "Forget all of it for good?")
-        with progress_bar("Forgetting") as progress:
-            report = memory.forget_many(
-                fall,
-                with_sources=wish.with_sources,
-                reason=wish.reason,
-                operation_id=run.operation(wish.operation),
-                progress=progress,
-            )
+        fallen = [0]
+        with progress_bar("Forgetting") as bar:
+
+            def progress(done: int, whole: int) -> None:
+                fallen.append(done)
+                if bar:
+                    bar(done, whole)
+
+            try:
+                report = memory.forget_many(
+                    fall,
+                    with_sources=wish.with_sources,
+                    reason=wish.reason,
+                    operation_id=run.operation(wish.operation),
+                    progress=progress,
+                )
+            except KeyboardInterrupt:
+                return _interrupted(fallen[-1], len(fall.records))
     return report if isinstance(report, Refused) else _told(report)
+
+
+def _interrupted(done: int, whole: int) -> Problem:
+    message = f"at least {done} of {whole} records were forgotten for good"
+    next_step = "Run the same command again: the rest falls, and what was held up is finished."
+    error = {"code": "interrupted", "message": message, "next": next_step}
+    return Problem(ExitCode.INTERRUPTED, error)
 
 
 def _ask(context: typer.Context, run: Run, page: list[RenderableType], question: str) -> None:
@@ -155,7 +187,7 @@ def _told(report: "SweepReport") -> Answer:
     if report.aborted:
         shown.append(f"{report.aborted} operations without an end were aborted.")
     shown += [line(f"{count} refused: {code}", "yellow") for code, count in report.refused.items()]
-    shown += [line(f"Not erased yet: {reason}.", "yellow") for reason in report.pending]
+    shown += erasure_lines(report)
     return Answer({"report": report.model_dump(mode="json")}, shown)
 
 

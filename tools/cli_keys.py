@@ -10,7 +10,7 @@ from memoranda.ledger.errors import Refusal, Refused
 from memoranda.tools.cli_answers import Answer, Problem
 from memoranda.tools.cli_run import Json, run_of
 from memoranda.tools.passphrases import new_passphrase
-from memoranda.tools.render import line, pairs
+from memoranda.tools.render import bundle_lines, line, pairs
 
 CODE_CHARACTERS_MAX = 256
 
@@ -57,9 +57,9 @@ def recovery(
     run = run_of(context)
     if check is None:
         with run.memory() as memory:
-            code = memory.new_recovery_code()
+            code, pending = memory.new_recovery_code(), memory.old_bundles()
         shown = [f"    {code}", "Write it down. It is shown this once and kept nowhere."]
-        return Answer({"recovery_code": code}, shown)
+        return Answer({"recovery_code": code, "pending": pending}, [*shown, *bundle_lines(pending)])
     typed = sys.stdin.readline(CODE_CHARACTERS_MAX) if check == "-" else check
     with run.memory() as memory:
         is_valid = memory.is_recovery_code(typed)
@@ -75,9 +75,10 @@ def recovery(
 def rotate(context: typer.Context, *, _json: Json = False) -> Answer:
     """Put a new wrapping key in force and destroy the one before."""
     with run_of(context).memory() as memory:
-        key_epoch = memory.rotate_keys()
+        key_epoch, pending = memory.rotate_keys(), memory.old_bundles()
     words = f"Key epoch {key_epoch} is in force; the wrapping key before it is destroyed."
-    return Answer({"key_epoch": key_epoch}, [words])
+    fields = {"key_epoch": key_epoch, "pending": pending}
+    return Answer(fields, [words, *bundle_lines(pending)])
 
 
 def passphrase(

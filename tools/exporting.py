@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Literal, TextIO
 
 from memoranda.ledger.authority import Caller
@@ -14,6 +15,7 @@ from memoranda.ledger.events import Value
 from memoranda.ledger.legacy import EXPORT_FORMAT
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record
+from memoranda.ledger.places import path_of
 from memoranda.ledger.slots import sync_folder
 from memoranda.ledger.witness import ExportedFile
 from memoranda.projections.exporting import NO_REASON, Export, Readable
@@ -21,6 +23,9 @@ from memoranda.projections.history import RecordRead
 from memoranda.projections.unseen import visible
 
 Format = Literal["jsonl", "markdown"]
+
+NAME_SHOWN = 50
+"""How much of the file's name what is half written bears: with the rest it fits any folder."""
 
 
 class ExportReport(Value):
@@ -45,36 +50,43 @@ class Exporting:
         self, caller: Caller, path: Path | str, *, form: Format = "jsonl", replace: bool = False
     ) -> ExportReport | Refused:
         """Writes the file whole or not at all; one that is there is replaced only when asked."""
-        target = Path(path).expanduser().absolute()
-        if target.exists() and not replace:
-            return Refused(Refusal.INVALID_REQUEST, "path", "exists already")
-        beside = target.with_name(f"{target.name}.new")
         try:
+            target = path_of(path, "path")
+            self._check(target, form, replace=replace)
             with self._export.reading(caller) as readable:
-                report = self._written(readable, beside, target, form)
+                return self._written(readable, target, form)
         except RefusedError as error:
             return error.refused
         except OSError as error:
             return Refused(Refusal.READ_ONLY, "path", error.strerror)
-        finally:
-            beside.unlink(missing_ok=True)
-        return report
 
-    def _written(
-        self, readable: Readable, beside: Path, target: Path, form: Format
-    ) -> ExportReport:
+    def _check(self, target: Path, form: Format, *, replace: bool) -> None:
+        field, message = "path", None
+        if form not in list(_WRITERS):
+            field, message = "form", "is jsonl or markdown"
+        elif self._log.place.holds(target):
+            message = "lies inside the ledger's own folders; choose another folder"
+        elif os.path.lexists(target) and (target.is_dir() or not replace):
+            message = "exists already"
+        if message:
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
+
+    def _written(self, readable: Readable, target: Path, form: Format) -> ExportReport:
         counts: Counter[str] = Counter()
-        beside.unlink(missing_ok=True)
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with beside.open("w", encoding="utf-8") as file:
-            _WRITERS[form](readable, file, counts)
-            file.flush()
-            os.fsync(file.fileno())
-        with self._log.exclusive():
-            # Listed first: from here on, every forget says that the file may tell of it.
-            listed = ExportedFile(path=str(target), position=readable.position)
-            self._log.copies.put_export(listed)
-        beside.replace(target)
+        # A name that nothing has, and for nobody else to read.
+        descriptor, name = mkstemp(".new", f"{target.name[:NAME_SHOWN]}.", target.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                _WRITERS[form](readable, file, counts)
+                file.flush()
+                os.fsync(file.fileno())
+            with self._log.exclusive():
+                # Listed first: from here on, every forget says that the file may tell of it.
+                listed = ExportedFile(path=str(target), position=readable.position)
+                self._log.copies.put_export(listed)
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
         sync_folder(target.parent)
         conflicts, blocked = counts.pop("conflict", 0), counts.pop("blocked", 0)
         return ExportReport(

@@ -40,7 +40,7 @@ from memoranda.projections.remnants import Remnants
 from memoranda.projections.search import Search
 from memoranda.projections.story import Story
 from memoranda.projections.unfinished import Unfinished
-from memoranda.projections.views import View, ViewFile
+from memoranda.projections.views import VIEWS, View, ViewFile
 from memoranda.tools.exporting import Exporting, ExportReport, Format
 from memoranda.tools.parts import Parts
 from memoranda.tools.passphrases import passphrase_in
@@ -273,7 +273,7 @@ def assemble(
     with ExitStack() as opened:
         log = Log(place, stamps, create=create, host=settings.host, unlocking=unlocking)
         opened.callback(log.close)
-        views = ViewFile(place.data / "views.db", place.space)
+        views = ViewFile(place.data / VIEWS, place.space)
         opened.callback(views.close)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
@@ -305,7 +305,7 @@ def assemble(
             recall=Recall(log, views, stamps),
             search=Search(log, views, stamps),
             query=Query(log, views, stamps),
-            remnants=Remnants(log, place),
+            remnants=Remnants(log, place, views, index),
             unfinished=Unfinished(log, views, stamps),
             checked=checked,
             stamps=stamps,

@@ -129,11 +129,16 @@ class Reading(Seat):
         )
 
     def falling(
-        self, *, source: str | None = None, session: str | None = None, everything: bool = False
+        self,
+        *,
+        record: str | None = None,
+        source: str | None = None,
+        session: str | None = None,
+        everything: bool = False,
     ) -> Fall | Refused:
-        """What `forget_many` would take: all from one source, from one session, or everything."""
+        """What a forget would take: one record, all from one source or session, or everything."""
         return self._parts.falling.of(
-            self.caller, source=source, session=session, everything=everything
+            self.caller, record=record, source=source, session=session, everything=everything
         )
 
     def remnants(self, text: str) -> Proof | Refused:
@@ -151,6 +156,12 @@ class Reading(Seat):
             records=self._parts.records.counts(),
             unfinished=self._parts.unfinished.count(),
         )
+
+    def old_bundles(self) -> tuple[str, ...]:
+        """The backup folders whose key bundle is an older one: they were out of reach since."""
+        log = self._parts.log
+        key_epoch = log.head().key_epoch
+        return tuple(it.path for it in log.copies.read().backups if it.key_epoch != key_epoch)
 
     def doctor(self) -> tuple[Check, ...]:
         """What could cost the ledger its memories or its secrets."""

@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from memoranda.ledger.events import Actor, Conflict
     from memoranda.ledger.personal import AnyRecord, Source
     from memoranda.ledger.receipts import Receipt
+    from memoranda.ledger.sweeping import SweepReport
     from memoranda.projections.audit import Finding
     from memoranda.projections.evidence import EvidenceRead, SourceEvidence
     from memoranda.projections.falling import Fall
     from memoranda.projections.history import OperationRead, RecordRead, RevisionRead
     from memoranda.projections.recall import Zone
-    from memoranda.projections.remnants import Proof
+    from memoranda.projections.remnants import Proof, Remnant
     from memoranda.projections.unfinished import OperationLine
     from memoranda.tools.tour import Step
 
 SHORT_ID, LONG_ID = len("mem_") + 10, len("mem_") + 64
 METER_CELLS = 20
+COPIES_SHOWN = 100
 
 _DEEDS = {
     "propose": "proposed",
@@ -95,8 +97,9 @@ def record_table(reads: Sequence["RecordRead"]) -> Table:
     return table
 
 
-def erasure_lines(receipt: "Receipt") -> list[RenderableType]:
+def erasure_lines(receipt: "Receipt | SweepReport") -> list[RenderableType]:
     """How far a forget's erasure is, and what it did not take; nothing for other receipts."""
+    copies = getattr(receipt, "copies", ())
     lines: list[RenderableType] = []
     if erased_at := getattr(receipt, "erased_at", None):
         lines.append(f"Erased from every file of the ledger, {when(erased_at)}.")
@@ -104,25 +107,38 @@ def erasure_lines(receipt: "Receipt") -> list[RenderableType]:
         lines.append(Text(f"Not erased yet: {reason}.", "yellow"))
     if getattr(receipt, "pending", ()):
         lines.append("The ledger goes on by itself; `memoranda forgotten finish` tries at once.")
-    lines += [line(f"Not taken along: {copy}.") for copy in getattr(receipt, "copies", ())]
+    # The captured messages come first, and may be many.
+    hidden = len(copies) - COPIES_SHOWN
+    lines += [line(f"Not taken along: {copy}.") for copy in copies[max(hidden, 0) :]]
+    if hidden > 0:
+        lines.append(f"Not taken along: {hidden} captured messages more; --json names them.")
     return lines
 
 
+def bundle_lines(paths: Iterable[str]) -> list[RenderableType]:
+    """The backup folders whose key bundle could not be rewritten."""
+    return [line(f"Has an old key bundle still: {path}.", "yellow") for path in paths]
+
+
 def fall_page(fall: "Fall") -> list[RenderableType]:
-    """What a forget of many would take."""
+    """What a forget would take."""
     count = f"{len(fall.records)} records would fall, with every revision of theirs."
+    if len(fall.records) == 1:
+        count = "One record would fall, with every revision of it."
     table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
     for name in ("record", "rev", "status"):
         table.add_column(name, no_wrap=True)
     table.add_column("fact", no_wrap=True, overflow="ellipsis", ratio=1)
     for it in fall.records:
         table.add_row(short(it.record_id), str(it.revision), it.status, line(it.content))
-    messages = f"{len(fall.messages)} captured messages, with --with-sources only."
     page: list[RenderableType] = [count, *([table] if fall.records else [])]
     if fall.prepared:
         page.append(f"{len(fall.prepared)} operations without an end would be aborted with them:")
         page += [line(f"{it.operation_id}  {it.content or ''}") for it in fall.prepared]
-    return [*page, *([messages] if fall.messages else [])]
+    if fall.messages:
+        page.append(f"{len(fall.messages)} captured messages, with --with-sources only:")
+        page += [line(it) for it in fall.messages]
+    return page
 
 
 def operation_table(lines: Sequence["OperationLine"]) -> Table:
@@ -347,6 +363,10 @@ def _meter(zone: "Zone") -> Text:
     )
 
 
+def _stands(remnant: "Remnant") -> str:
+    return f"position {remnant.position}, {remnant.names or remnant.file}"
+
+
 def proof_page(proof: "Proof") -> list[RenderableType]:
     """Where a text was looked for, and where it was found."""
     looked = (
@@ -358,9 +378,7 @@ def proof_page(proof: "Proof") -> list[RenderableType]:
     rows: list[tuple[str, RenderableType]] = [
         (
             it.kind,
-            line(
-                f"position {it.position}, {it.names}" if it.names else f"{it.file} at {it.offset}"
-            ),
+            line(f"{it.file} at {it.offset}" if it.kind == "file" else _stands(it)),
         )
         for it in proof.remnants
     ]

@@ -3,7 +3,8 @@
 from functools import partial
 from pathlib import Path
 
-from memoranda.ledger.errors import Refused
+from memoranda.ledger.errors import Refused, RefusedError
+from memoranda.ledger.places import path_of
 from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import Passphrase
@@ -32,9 +33,13 @@ def restore(
 
     Forced, it is served whatever the audit finds.
     """
+    try:
+        backup = path_of(folder, "backup")
+    except RefusedError as error:
+        return error.refused
     unlocking = unlocking_of(settings, passphrase, None)
     restoring = Restoring(place_of(settings), stamps, settings.host, unlocking)
-    restored = restoring.begin(Path(folder).expanduser().absolute(), asked)
+    restored = restoring.begin(backup, asked)
     if isinstance(restored, Refused):
         return restored
     opened = partial(assemble, create=False, is_restoring=True, passphrase=passphrase)

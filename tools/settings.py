@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from platformdirs import user_data_path, user_state_path
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -13,6 +13,7 @@ from pydantic_settings import (
 )
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.places import path_of
 from memoranda.ledger.screening import SecretPolicy
 from memoranda.ledger.sealed_store import LOCAL_HOST
 
@@ -56,6 +57,13 @@ class Settings(BaseSettings):
         None, description="File of an earlier store, migrated before anything is served"
     )
 
+    @field_validator("data", "state", "passphrase_file", "legacy")
+    @classmethod
+    def _leads_somewhere(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is not None:
+            path_of(path, str(info.field_name))
+        return path
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -66,7 +74,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         home = {**env_settings(), **init_settings()}.get("home", "~/.memoranda")
-        file = TomlConfigSettingsSource(settings_cls, Path(home).expanduser() / "config.toml")
+        file = TomlConfigSettingsSource(settings_cls, path_of(home, "home") / "config.toml")
         return init_settings, env_settings, file
 
 

@@ -289,6 +289,7 @@ class Writing(Seat):
             SweptAway(
                 tuple((record.record_id, record.revision) for record in fall.records),
                 fall.messages if with_sources else (),
+                with_sources,
                 reason,
             ),
             progress or _quiet,
