@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
     `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost,
     `fences` are the fencing numbers of those that hold.
-    `log_time` never runs backwards, and the window of a forget is measured by it; microseconds all.
+    By `log_time`, the `present` one, the window of a forget is measured; microseconds all.
     """
 
     now: int

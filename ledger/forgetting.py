@@ -20,7 +20,7 @@ from memoranda.ledger.events import (
     RecordCommitted,
 )
 from memoranda.ledger.guards import Seen, captured_at, message_guard
-from memoranda.ledger.holding import FORGET_TAG, all_held, still_held, until_of
+from memoranda.ledger.holding import FORGET_TAG, all_held, present, still_held, until_of
 from memoranda.ledger.log import ROTATIONS, Log
 from memoranda.ledger.receipts import ForgetReceipt, Receipt
 from memoranda.ledger.sealed_store import SealedStore
@@ -64,6 +64,7 @@ class Forgetting:
         self._purges = purges
         self._reasons: tuple[str, ...] = (INTERRUPTED,)
         self._removed: bytes | None = None
+        self._rotated_at = 0
         self._due: int | None = None
         self._looked_at: int | None = None
 
@@ -117,7 +118,7 @@ class Forgetting:
         if not held or not (is_early or self._is_due(head)):
             return
         with self._log.deciding() as store:
-            held, now = all_held(store), store.now
+            held, now = all_held(store), present(store.now, store.clock)
             kept = [] if is_early else [it for it in held if until_of(it) > now]
             falling = [it for it in held if is_early or until_of(it) <= now]
             if falling:
@@ -130,14 +131,21 @@ class Forgetting:
         """Whether to look: its time is over, or another process has rotated, as forgets do."""
         if head.key_epoch != self._looked_at:
             return True
-        return self._due is not None and self._time(head.recorded_at) >= self._due
+        clock = self._clock()
+        time = present(max(head.recorded_at, clock), clock)
+        return self._due is not None and time >= self._due
 
-    def _time(self, latest: int) -> int:
-        # The log's own, which never runs backwards.
-        return max(latest, microseconds(self._stamps.now()))
+    def _clock(self) -> int:
+        return microseconds(self._stamps.now())
 
     def _is_early(self, rotated: Sequence[Event], latest: int) -> bool:
-        return bool(rotated) and self._time(latest) - rotated[0].recorded_at < SHARED_US
+        if not rotated:
+            return False
+        clock = self._clock()
+        # While the log's time lies ahead it stands still: nothing would ever be late by it.
+        is_ahead = latest - clock > SHARED_US
+        since = self._rotated_at if is_ahead else rotated[0].recorded_at
+        return abs(clock - since) < SHARED_US
 
     def _remove(self, pending: Sequence[Event]) -> None:
         """The journal first: what it names can be removed again from any older copy."""
@@ -154,6 +162,7 @@ class Forgetting:
         if needs_rotation:
             try:
                 key_epoch = self._log.rotate_keys()
+                self._rotated_at = self._clock()
                 # Our own rotation tells of no forget that was not looked at.
                 if self._looked_at == key_epoch - 1:
                     self._looked_at = key_epoch

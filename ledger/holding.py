@@ -14,6 +14,18 @@ What is pending, and what is due, is found by it at once.
 HELD = Selector(FORGET_TAG, (ForgetHeld,), newest=False)
 RELEASED = Selector(FORGET_TAG, (ForgetReleased,))
 
+FAR_US = 7 * 86_400_000_000
+"""The log's time may lie so far ahead of the clock before windows are measured by the clock."""
+
+
+def present(log_time: int, clock: int) -> int:
+    """The time that windows are measured by, in microseconds.
+
+    It is the log's, which never runs backwards, until one reading that was far too late has
+    carried it away: by that, a window would last until the clock has come so far.
+    """
+    return clock if log_time - clock > FAR_US else log_time
+
 
 def held_on(record_id: str) -> Selector:
     """Everything that was ever held of the record."""

@@ -137,6 +137,26 @@ def test_forgets_within_two_seconds_share_the_next_rotation(memory, world, folde
     assert memory.audit.verify().findings == ()
 
 
+def test_a_clock_reading_that_was_ahead_holds_no_later_erasure_up(memory, world, folder):
+    made = [memory.publish(f"k{n}", f"{FACT} {n}") for n in range(3)]
+    world.move(days=1)
+    memory.remember("By a wrong clock")
+    assert forget(memory).erased_at
+    world.move(days=-1)
+
+    first = memory.forget(made[0].record_id, 1)
+    world.move(seconds=1)
+    shared = memory.forget(made[1].record_id, 1, operation_id="op-shared")
+    world.move(seconds=2.5)
+    last = memory.forget(made[2].record_id, 1)
+
+    assert first.erased_at
+    assert shared.pending
+    assert last.erased_at
+    assert memory.forget(made[1].record_id, 1, operation_id="op-shared").erased_at
+    assert max(slots_of(folder).read()) == 4
+
+
 def test_closing_waits_for_no_other_forget(opened, folder):
     memory = opened()
     forget(memory)

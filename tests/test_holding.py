@@ -530,6 +530,29 @@ def test_a_clock_that_jumps_back_within_the_window_ends_nothing(person, agent, w
     assert person.take_back(record_id, 2).to_revision == 3
 
 
+def test_one_reading_far_ahead_neither_ends_a_window_afterwards_nor_makes_the_next_one_endless(
+    person, agent, world
+):
+    record_id = known(person)
+    forgotten(agent, record_id)
+    world.move(days=50 * 365)
+    said = {"session": "s-other", "seq": 1, "role": "user", "text": "A wrong clock"}
+    assert all(hasattr(it, "ref") for it in person.capture([said]))
+    world.move(days=-50 * 365)
+
+    person.remember("The clock is right again")
+    assert len(held_in(person)) == 1
+    later = agent.publish("later", "A later fact", sources=[f"{REF}88"])
+    receipt = forgotten(agent, later.record_id)
+
+    assert "held for the person until 2026-10-07" in receipt.pending[0]
+    assert person.take_back(record_id, 2).to_revision == 3
+    world.move(hours=25)
+    person.remember("By the clock the window is over")
+    assert held_in(person) == []
+    assert is_whole(person)
+
+
 def test_windows_end_each_in_its_turn(person, agent, world):
     made = [agent.publish(f"k{n}", f"Fact {n}", sources=[f"{REF}42#{n}-{n + 1}"]) for n in range(3)]
     for receipt in made:

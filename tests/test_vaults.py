@@ -287,8 +287,7 @@ def test_who_has_it_open_is_told_when_another_sets_or_changes_the_passphrase(ope
     made = one.remember("I live in Kyoto")
 
     other.set_passphrase(FIRST)
-    with pytest.raises(RefusedError, match="needed"):
-        one.read(made.record_id)
+    assert "needed" in one.read(made.record_id).message
     assert "needed" in one.remember("anything").message
     one.close()
     one = opened(passphrase=FIRST)
