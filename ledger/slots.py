@@ -22,6 +22,9 @@ CONTENT_BYTES = SLOT_BYTES - _DIGEST_BYTES - _EPOCH_BYTES
 FILE_BYTES_MAX = 512 * 1024 * 1024
 """No file that is read whole is larger: the wrapped keys of some million records fit in."""
 
+NO_WAITING = os.O_NONBLOCK | os.O_NOFOLLOW
+"""A pipe would keep its opener waiting; a link may lead to what is not ours to overwrite."""
+
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of taking apart what is not what it should be."""
 
@@ -90,7 +93,7 @@ class SlotFile:
         self._overwrite(key_epoch, noise)
 
     def _overwrite(self, key_epoch: int, content: bytes) -> None:
-        descriptor = open_regular(self._path, os.O_WRONLY)
+        descriptor = os.open(self._path, os.O_WRONLY | NO_WAITING)
         try:
             _write_all(descriptor, content, (key_epoch % 2) * SLOT_BYTES)
         finally:
@@ -99,8 +102,7 @@ class SlotFile:
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; raises OSError, also for whatever else bears the name."""
-    # A pipe would keep its opener waiting; a link may lead to what is not ours to overwrite.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    descriptor = os.open(path, flags | NO_WAITING)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

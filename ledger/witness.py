@@ -16,7 +16,14 @@ from pydantic import Field
 from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import Value
-from memoranda.ledger.slots import DAMAGE, key_epoch_of, number_of, read_file, sync_folder
+from memoranda.ledger.slots import (
+    DAMAGE,
+    NO_WAITING,
+    key_epoch_of,
+    number_of,
+    read_file,
+    sync_folder,
+)
 from memoranda.ledger.stamps import moment_of
 
 
@@ -94,8 +101,7 @@ class Journal:
         """Adds rows durably, before their keys are removed; raises StorageFault."""
         lines = journal_bytes(rows)
         try:
-            # Never made to wait by a pipe; see `open_regular`.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_WAITING
             descriptor = os.open(self._path, flags, 0o600)
             try:
                 # A line that a crash cut short must not swallow this one.
