@@ -7,6 +7,7 @@ MemorandaError
 └── IntegrityFault   what is stored is not what was sealed
 """
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -281,8 +282,22 @@ def first_of(refused: Iterable[Refused]) -> Refused:
     return min(refused, key=lambda one: _ORDER[one.refusal])
 
 
+FULL = "the disk is full; make room on it and try again"
+
+
 class MemorandaError(Exception):
-    """Root of what nobody can act on in the call itself."""
+    """Root of what nobody can act on in the call itself; a full disk behind it is named."""
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        return f"{said}: {FULL}" if _is_full(self.__cause__) and "is full" not in said else said
+
+
+def _is_full(cause: BaseException | None) -> bool:
+    """Whether a file could not grow; SQLite's shared memory is one beside a log."""
+    if isinstance(cause, OSError):
+        return cause.errno in {errno.ENOSPC, errno.EDQUOT}
+    return getattr(cause, "sqlite_errorname", None) in {"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"}
 
 
 class RefusedError(MemorandaError):

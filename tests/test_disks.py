@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random  # noqa: TID251  # seeded: a run can be repeated
 
@@ -13,6 +14,7 @@ from tests.residue import SPACE, Carver, Traces, in_clear
 from tests.sites import Site
 from tests.test_kills import Book, close_the_book, done, take_stock, works
 
+from memoranda.ledger.errors import OutcomeUnknown, StorageFault
 from memoranda.ledger.slots import SlotFile
 
 CANARY = "quixotry under moonflowers"
@@ -45,6 +47,32 @@ def site(tmp_path: Path, disk: Disk) -> Iterator[Site]:
 
 def slots_of(site: Site) -> SlotFile:
     return SlotFile(site.folder / "state" / SPACE / "slots")
+
+
+def test_a_full_disk_is_named_and_once_there_is_room_all_is_as_it_was(site, disk):
+    with disk.mounted():
+        with site.open() as memory:
+            made = memory.remember(CANARY)
+        fill(disk.at / "fill")
+        with pytest.raises(StorageFault, match="could not be opened: the disk is full"):
+            site.open()
+
+        (disk.at / "fill").unlink()
+        with site.open() as memory:
+            assert memory.read(made.record_id).record.content == CANARY
+            fill(disk.at / "fill")
+            with pytest.raises((StorageFault, OutcomeUnknown), match="the disk is full"):
+                memory.forget(made.record_id, 1)
+
+
+def fill(path: Path) -> None:
+    """Leaves no block free on a disk."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for size in (MIB, 4096):
+        with suppress(OSError):
+            while os.write(file, bytes(size)):
+                pass
+    os.close(file)
 
 
 def test_a_raw_disk_holds_no_word_of_what_was_forgotten_and_no_wrapping_key_of_before(site, disk):

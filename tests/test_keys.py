@@ -99,8 +99,10 @@ def test_every_file_and_folder_of_a_ledger_is_the_owners_alone(memory, folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("disk", ["/dev/full", "/dev/null"], ids=["full", "cannot flush"])
 def test_a_slot_that_the_disk_does_not_take_is_a_storage_fault(disk):
-    with pytest.raises(StorageFault):
+    with pytest.raises(StorageFault) as fault:
         SlotFile(Path(disk)).write(1, b"\1" * 32)
+
+    assert ("the disk is full" in str(fault.value)) is (disk == "/dev/full")
 
 
 def test_a_slot_with_a_changed_bit_is_no_slot(slots, tmp_path):
