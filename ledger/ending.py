@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from memoranda.ledger.engines import engine_of
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import SpaceForgotten
 from memoranda.ledger.keyring import remove_every_key
 from memoranda.ledger.places import Place
 from memoranda.ledger.recorder import Snapshot
-from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
-from memoranda.ledger.sqlite_log import SQLiteRecorder
+from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import WrappingKeys
 
@@ -44,12 +44,10 @@ def end_keys(place: Place, vault: WrappingKeys, stamps: Stamps) -> None:
 @contextmanager
 def chain_of(place: Place, stamps: Stamps) -> Iterator[Snapshot]:
     """The rows of a log whose keys are gone; raises RefusedError where there is no log."""
-    file = place.data / "ledger.db"
-    refuse_foreign(file)
-    if not file.exists():
+    engine = engine_of(place)
+    if not engine.exists():
         raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-    lock = SpaceLock(place.data / "lock", LOCK_WAIT_S)
-    recorder = SQLiteRecorder(file, place.space, lock, stamps)
+    recorder = engine.recorder(SpaceLock(place.data / "lock", LOCK_WAIT_S), stamps)
     try:
         with recorder.reading() as snapshot:
             yield snapshot
@@ -59,12 +57,14 @@ def chain_of(place: Place, stamps: Stamps) -> Iterator[Snapshot]:
 
 def set_aside(place: Place, stamps: Stamps) -> Path | None:
     """Moves the log of a forgotten space out of the way of a new one; where it lies then."""
-    if not (place.data / "ledger.db").exists():
+    engine = engine_of(place)
+    if not engine.exists():
         return None
     with chain_of(place, stamps) as snapshot:
         if not is_forgotten_space(snapshot):
             return None
         name = f"forgotten-{snapshot.head.chain.hex()[:16]}.db"
-    aside = (place.data / "ledger.db").rename(place.data / name)
+    aside = place.data / name
+    engine.set_aside(aside)
     (place.state / "anchor").unlink(missing_ok=True)
     return aside

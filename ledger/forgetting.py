@@ -120,6 +120,7 @@ class Forgetting:
             # What is not erased yet lies under the present wrapping key, in every bundle.
             needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
             copies += tuple(_outside(self._log.copies.read(), needed, receipt.position))
+            copies += (self._log.leftover,) if self._log.leftover else ()
         pending = self._reasons or ("another process is at it",)
         return ForgetReceipt(
             **{name: getattr(receipt, name) for name in Receipt.model_fields},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
+from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
@@ -15,8 +16,7 @@ from memoranda.ledger.oplog import say
 from memoranda.ledger.places import Place
 from memoranda.ledger.sealed_store import TERM, DecidingStore, SealedStore
 from memoranda.ledger.slots import SlotFile, sync_folder
-from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
-from memoranda.ledger.sqlite_log import SQLiteRecorder
+from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
@@ -64,17 +64,14 @@ class Log:
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
+        self._engine = engine_of(place)
         self._anchor, self.journal, self.copies = witnesses(place.state)
         self._seen: tuple[int, int] | None = None
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
-        self._vault.unlock()  # before the lock, since a passphrase takes its time
-        make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
-            self._recorder = SQLiteRecorder(
-                place.data / "ledger.db", place.space, self._lock, stamps
-            )
+            self._recorder = self._engine.recorder(self._lock, stamps)
             opened.callback(self._recorder.close)
             is_new = self._is_new(place)
             self._keyring = self._open_keys(place, is_new=is_new)
@@ -144,6 +141,11 @@ class Log:
         self._refuse_if_closed()
         with self._recorder.reading() as snapshot:
             return snapshot.head
+
+    @property
+    def leftover(self) -> str | None:
+        """What the engine keeps of removed rows, beyond anybody's reach here."""
+        return self._engine.leftover
 
     @property
     def data_set(self) -> str:
@@ -300,17 +302,17 @@ class Log:
         return is_new
 
     def _look_before(self, place: Place, *, create: bool) -> None:
-        """Refuses what is not ours to open or to begin, before anything is put there."""
+        """Refuses what is not ours to open or begin, before anything but a folder is made."""
         if place.mark.exists() and not place.is_restoring:
             message = "a restore has not ended; run `memoranda restore` again"
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
-        log_file = place.data / "ledger.db"
-        is_missing = not log_file.exists() or log_file.stat().st_size == 0
+        is_missing = not self._engine.exists()
         if is_missing and not create:
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-        refuse_foreign(log_file)
         if is_missing:
             self._refuse_lost_log(place)
+        self._vault.unlock()  # before the lock, since a passphrase takes its time
+        make_folder(place.data)
 
     def _refuse_rollback(self) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""
