@@ -19,7 +19,7 @@ from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.postgres_server import PostgresServer
 
 MAIN = "s-main-1"
-RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+RAM = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
 T0 = datetime(2026, 10, 6, 12, 0, tzinfo=UTC)
 MESSAGES = (
     (42, "Please answer me in Chinese from now on", "2026-10-05T09:00:00Z"),
@@ -61,12 +61,8 @@ def world() -> World:
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
     """The PostgreSQL server of this run, in memory where the machine has such a folder."""
-    with TemporaryDirectory(dir=RAM) as name:
-        Path(name).chmod(0o755)
-        server = PostgresServer(Path(name) / "server")
-        server.start()
+    with PostgresServer.passing(RAM) as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

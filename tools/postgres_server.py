@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -39,6 +40,19 @@ class PostgresServer:
         self._programs = _programs()
         self._schemas = count(1)
         self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @contextmanager
+    def passing(cls, within: Path | None = None) -> Iterator["PostgresServer"]:
+        """A running server, gone afterwards with all its data; every user may get at its folder."""
+        with TemporaryDirectory(prefix="memoranda-postgres-", dir=within) as name:
+            Path(name).chmod(0o711)
+            server = cls(Path(name) / "server")
+            server.start()
+            try:
+                yield server
+            finally:
+                server.stop(signal.SIGQUIT)
 
     @property
     def url(self) -> str:
