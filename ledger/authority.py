@@ -44,7 +44,7 @@ Caller = ModelSession | BackgroundItem | PersonClient | Auditor
 Role = Literal["primary", "item", "client", "auditor"]
 Action = Literal[
     "query", "read", "evidence", "operation", "propose", "revise", "publish", "correct",
-    "accept", "reject", "tier", "retire", "reactivate", "forget", "conflict.open",
+    "accept", "reject", "tier", "retire", "reactivate", "forget", "take_back", "conflict.open",
     "conflict.resolve",
 ]  # fmt: skip
 
@@ -67,6 +67,7 @@ ALLOWED: Mapping[Action, frozenset[Role]] = {
     "retire": _DECIDE,
     "reactivate": _DECIDE,
     "forget": _DECIDE,
+    "take_back": frozenset({"client"}),
 }
 READS: frozenset[Action] = frozenset({"query", "read", "evidence", "operation"})
 

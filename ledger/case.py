@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from memoranda.ledger.authority import Caller, actor_of
 from memoranda.ledger.candidates import (
@@ -20,6 +20,8 @@ from memoranda.ledger.events import (
     Actor,
     ConflictChanged,
     DataSets,
+    ForgetReason,
+    HeldWords,
     IntentBody,
     Json,
     OperationAborted,
@@ -27,6 +29,7 @@ from memoranda.ledger.events import (
     RecordCommitted,
 )
 from memoranda.ledger.guards import Guards, Seen, captured_at, guards_of
+from memoranda.ledger.holding import held_on, revision_of, still_held, until_of
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.requests import Request
 from memoranda.ledger.sources import parse_ref, subject
@@ -38,6 +41,7 @@ class Moment(NamedTuple):
     """What a decision takes from outside: the clock reading, the term, fresh ids.
 
     `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost.
+    `log_time` never runs backwards, and the window of a forget is measured by it; microseconds all.
     """
 
     now: int
@@ -45,6 +49,8 @@ class Moment(NamedTuple):
     new_id: Callable[[str], str]
     data_sets: DataSets = DataSets()
     is_fenced: bool = False
+    log_time: int = 0
+    forget_window: int = 0
 
     @property
     def text(self) -> str:
@@ -129,13 +135,53 @@ class Case:
         """The change, with the hand edit that a person's own statement is (PM 2.2)."""
         change = self.request.change
         assert change is not None, "the rules have refused what is no transition"
-        if self.prepared and self.prepared.command.get("with_sources"):
-            change = replace(change, takes_sources=True)
+        if self.prepared and change.action == "forget":
+            change = _as_asked(change, self.prepared.command)
+        if change.action == "take_back":
+            change = self._given_back(change)
         if self.guards.role != "client" or change.action not in {"publish", "correct"}:
             return change
         edit = SourceRef(kind="user_edit", ref=self.request.operation_id)
         sources = tuple(source for source in change.sources or () if source != edit)
         return replace(change, evidence="explicit", sources=(*sources, edit))
+
+    def _given_back(self, change: Change) -> Change:
+        """The held words as the hand edit of a record that is forgotten, or was opened again."""
+        held = self.taken_back
+        is_open = self.stored is not None and isinstance(self.stored.value, Record)
+        return replace(
+            change,
+            action="correct" if is_open else "publish",
+            content=held.content if held else None,
+            effective_at=held.effective_at if held else None,
+            expires_at=held.expires_at if held else None,
+        )
+
+    @property
+    def key(self) -> str | None:
+        """The text of the fact key, as far as anything still says it."""
+        kept = self.stored.body.key if self.stored else None
+        return self.request.key or kept or (self.taken_back.key if self.taken_back else None)
+
+    @property
+    def held_copies(self) -> list[Event]:
+        """What is held of the record for the person."""
+        return still_held(self.seen.all(held_on(self.request.record_id)))
+
+    @property
+    def taken_back(self) -> HeldWords | None:
+        """The words that a take-back means, while their window lasts."""
+        revision = self.request.change.held_revision if self.request.change else None
+        lasting = (it for it in self.held_copies if self.moment.log_time < until_of(it))
+        meant = [it for it in lasting if revision in {None, revision_of(it)}]
+        return meant[-1].body(HeldWords) if meant else None
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the person may take back what is decided: a forget by somebody else."""
+        change = self.request.change
+        is_forget = change is not None and change.action == "forget"
+        return is_forget and self.guards.role != "client" and self.moment.forget_window > 0
 
     @property
     def cited(self) -> tuple[SourceRef, ...]:
@@ -155,8 +201,13 @@ class Case:
 
     @property
     def subjects_ever(self) -> list[str]:
-        """The messages that any revision cited."""
-        return sorted({subject(ref) for ref in self.refs_ever if parse_ref(ref)})
+        """The messages that any revision cited; of a tombstone those that it blocks."""
+        blocked = self.stored.value.blocked_sources if self._is_forgotten and self.stored else ()
+        return sorted({subject(ref) for ref in (*self.refs_ever, *blocked) if parse_ref(ref)})
+
+    @property
+    def _is_forgotten(self) -> bool:
+        return self.stored is not None and isinstance(self.stored.value, Tombstone)
 
     @cached_property
     def successor(self) -> AnyRecord | Refused:
@@ -188,6 +239,13 @@ class Case:
             return captured.message.occurred_at if captured else given or self.moment.text
         is_past = given is not None and parse_time(given) <= parse_time(self.moment.text)
         return given if given is not None and is_past else self.moment.text
+
+
+def _as_asked(change: Change, command: Json) -> Change:
+    """A forget as the command asked for it that was prepared; a raw retry does not repeat it."""
+    why = cast("ForgetReason", command.get("reason", change.why))
+    takes_sources = change.takes_sources or bool(command.get("with_sources"))
+    return replace(change, takes_sources=takes_sources, why=why)
 
 
 def _time_in(value: Json, ref: str) -> str | None:

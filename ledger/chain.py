@@ -29,8 +29,4 @@ LinkedParts = tuple[str, bytes, bytes, Iterable[str]]
 
 def framed(*fields: bytes) -> bytes:
     """Fields with their lengths in front, so that no two sequences read alike."""
-    parts = []
-    for field in fields:
-        parts.append(len(field).to_bytes(4))
-        parts.append(field)
-    return b"".join(parts)
+    return b"".join([part for field in fields for part in (len(field).to_bytes(4), field)])

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from memoranda.ledger.authority import Action
 from memoranda.ledger.errors import Refusal, Refused, first_of
-from memoranda.ledger.events import Evidence, Json, Tier
+from memoranda.ledger.events import Evidence, ForgetReason, Json, Tier
 from memoranda.ledger.stamps import parse_time, time_text
 
 CONTENT_BYTES_MAX = 8192
@@ -289,6 +289,18 @@ class Forget(OnRecord):
     ACTION: ClassVar[Action] = "forget"
 
     with_sources: StrictBool = False
+    reason: ForgetReason = "unstated"
+
+
+class TakeBack(OnRecord):
+    """Gives a record the words again that a model's session forgot and that are still held.
+
+    Those of the newest forget, or of the revision `held_revision`.
+    """
+
+    ACTION: ClassVar[Action] = "take_back"
+
+    held_revision: Revision | None = None
 
 
 class Commit(Strict):
@@ -343,6 +355,7 @@ RecordCommand = (
     | Retire
     | Reactivate
     | Forget
+    | TakeBack
 )
 RECORD_COMMANDS: dict[str, type[RecordCommand]] = {
     shape.ACTION: shape for shape in get_args(RecordCommand)

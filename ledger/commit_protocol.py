@@ -81,9 +81,21 @@ class Writers:
 
 
 class CommitProtocol:
-    """How an admitted request on one record becomes a receipt."""
+    """How an admitted request on one record becomes a receipt.
 
-    def __init__(self, log: Log, stamps: Stamps, ports: Ports, forgetting: Forgetting) -> None:
+    What a model's session forgets is held for the person for `forget_window` microseconds.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        stamps: Stamps,
+        ports: Ports,
+        forgetting: Forgetting,
+        *,
+        forget_window: int = 0,
+    ) -> None:
+        self._forget_window = forget_window
         self._log = log
         self._stamps = stamps
         self._ports = ports
@@ -218,8 +230,15 @@ class CommitProtocol:
 
     def _moment(self, store: DecidingStore, protected: Held | None = None) -> Moment:
         is_fenced = protected is not None and not protected.is_current
-        data_sets = self._ports.data_sets
-        return Moment(store.clock, store.head.term, self._stamps.new_id, data_sets, is_fenced)
+        return Moment(
+            store.clock,
+            store.head.term,
+            self._stamps.new_id,
+            self._ports.data_sets,
+            is_fenced,
+            log_time=store.now,
+            forget_window=self._forget_window,
+        )
 
 
 def _cited(store: SealedStore, request: Request) -> list[str]:

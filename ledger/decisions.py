@@ -17,6 +17,7 @@ from memoranda.ledger.candidates import (
     owner_of,
     prepared_on,
     source_boundary,
+    stored_in,
     users_of,
 )
 from memoranda.ledger.case import Case, Moment, operation_of, operation_selector
@@ -26,6 +27,8 @@ from memoranda.ledger.events import (
     AbortBody,
     Conflict,
     ConflictChanged,
+    ForgetHeld,
+    HeldWords,
     IntentBody,
     OperationAborted,
     OperationPrepared,
@@ -33,7 +36,8 @@ from memoranda.ledger.events import (
     RecordCommitted,
 )
 from memoranda.ledger.guards import NOTHING, Observed, Seen, caller_boundary, message_guard
-from memoranda.ledger.personal import Record, Tombstone, claims
+from memoranda.ledger.holding import FORGET_TAG, held_on
+from memoranda.ledger.personal import AnyRecord, Record, Tombstone, claims
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.requests import Request
 from memoranda.ledger.rules import RULES, is_resumed
@@ -41,19 +45,17 @@ from memoranda.ledger.sources import subject
 
 A_co = TypeVar("A_co", covariant=True)
 
-FORGET_TAG = Tag("forget", "")
-"""Stands on what names keys to remove and on every completion: what is pending is found at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Decided:
     """The one event of an operation, and what falls with it.
 
     `erased` are positions whose bodies go, `left_keys` the keys they shared with bodies that stay.
-    `refused` is what the caller hears of an abort.
+    `refused` is what the caller hears of an abort, `held` what the person may take back.
     """
 
     draft: Draft
+    held: tuple[Draft, ...] = ()
     erased: tuple[int, ...] = ()
     left_keys: tuple[str, ...] = ()
     refused: Refused | None = None
@@ -106,13 +108,18 @@ def judge(store: Store, slice_: Slice[A_co], observed: Observed = NOTHING) -> De
 def apply(store: Deciding, decision: Decided) -> Event:
     """Appends what was decided, with everything that falls with it."""
     event = store.append(decision.draft)
+    for copy in decision.held:
+        store.append(copy)
     store.erase_bodies(decision.erased)
     for key_id in decision.left_keys:
         store.leave_key(key_id)
     return event
 
 
-_TOUCHES_CONFLICTS: frozenset[Action] = frozenset({"accept", "correct", "reject", "forget"})
+_TOUCHES_CONFLICTS: frozenset[Action] = frozenset(
+    {"accept", "correct", "reject", "forget", "take_back"}
+)
+_TOUCHES_HELD: frozenset[Action] = frozenset({"forget", "take_back"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +152,16 @@ class RecordSlice:
         yield from (newest_of(other_id) for other_id in case.conflicts_with)
         if case.conflicts_with or request.change.action in _TOUCHES_CONFLICTS:
             yield conflicts_about(request.record_id)
+        if request.change.action in _TOUCHES_HELD:
+            yield held_on(request.record_id)
         if request.change.action == "forget":
-            yield history_of(request.record_id)
-            yield intents_on(request.record_id)
-            if case.change.takes_sources:
-                yield from (message_guard(address) for address in case.subjects_ever)
+            yield from self._falling_boundary(case)
+
+    def _falling_boundary(self, case: Case) -> Iterator[Selector]:
+        yield history_of(self.request.record_id)
+        yield intents_on(self.request.record_id)
+        if case.change.takes_sources:
+            yield from (message_guard(address) for address in case.subjects_ever)
 
     def _retry_boundary(self, earlier: Event) -> Iterator[Selector]:
         if isinstance(earlier.header, RecordCommitted):
@@ -193,7 +205,7 @@ def _intent(case: Case) -> dict[str, Any]:
         "operation_id": case.request.operation_id,
         "actor": case.actor,
         "command": case.request.intent,
-        "key": None if is_forget else case.request.key or (stored.body.key if stored else None),
+        "key": None if is_forget else case.key,
         "expected": stored.event.row.commitment.hex() if stored else None,
         "value": case.value.model_dump(mode="json"),
     }
@@ -261,6 +273,7 @@ def _decided(case: Case) -> Decided:
         term=case.moment.term,
         removed_keys=tuple(dict.fromkeys(_keys_of([*falling, *messages]))),
         intent=case.earlier.row.commitment.hex() if case.earlier else None,
+        reason=case.change.why,
     )
     body = RecordBody(
         **(dict(case.prepared) if case.prepared else _intent(case)),
@@ -280,7 +293,38 @@ def _decided(case: Case) -> Decided:
     )
     draft = Draft(header, body, tags, SPACE_KEY if is_forget else _key_of(stored, case.earlier))
     erased = tuple(event.position for event in [*falling, *messages])
-    return Decided(draft, erased, tuple(dict.fromkeys(_keys_of(messages))))
+    held = tuple(_held(case)) if case.is_held_back else ()
+    return Decided(draft, held, erased, tuple(dict.fromkeys(_keys_of(messages))))
+
+
+def _held(case: Case) -> Iterator[Draft]:
+    """Whatever any revision said, for the person to take back until the window is over.
+
+    The last one alone would let a model's session correct a record first and then forget it.
+    """
+    said: dict[object, Stored] = {}
+    for stored in map(stored_in, case.seen.all(history_of(case.request.record_id))):
+        if stored is not None and isinstance(stored.value, Record):
+            words = (stored.value.content, stored.value.effective_at, stored.value.expires_at)
+            said.pop(words, None)  # what was said twice counts as said the later time
+            said[words] = stored
+    yield from (_copy(case, stored, stored.value) for stored in said.values())
+
+
+def _copy(case: Case, stored: Stored, value: AnyRecord) -> Draft:
+    assert isinstance(value, Record), "a tombstone says nothing"
+    words = HeldWords(
+        record_id=value.id,
+        key=stored.body.key,
+        content=value.content,
+        effective_at=value.effective_at,
+        expires_at=value.expires_at,
+    )
+    # A name of its own: its release explains this body's end and no other's.
+    name = Tag("held", case.moment.new_id("held"))
+    until = case.moment.log_time + case.moment.forget_window
+    header = ForgetHeld(revision=value.revision, until=until)
+    return Draft(header, words, (FORGET_TAG, Tag("personal:rec", value.id), name), FRESH_KEY)
 
 
 def _key_of(stored: Stored | None, prepared: Event | None = None) -> str:
@@ -299,6 +343,8 @@ def _falling(case: Case) -> list[Event]:
     events = [
         *case.seen.all(history_of(record_id)),
         *case.seen.all(intents_on(record_id)),
+        # HeldWords for the person, what an earlier forget took is theirs alone to erase.
+        *(case.held_copies if case.guards.role == "client" else ()),
         *(
             event
             for event in case.seen.all(conflicts_about(record_id))

@@ -111,6 +111,6 @@ class Draft:
 class Store(Protocol):
     """What a decision reads from."""
 
-    def select(self, selector: Selector) -> list[Event]:
-        """The events behind a selector, in order."""
+    def select(self, selector: Selector, after: int = 0) -> list[Event]:
+        """The events behind a selector, in order; of the newest, `after` is not asked."""
         ...

@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 Status = Literal["candidate", "accepted", "retired", "rejected", "forgotten"]
 Tier = Literal["core", "detail"]
 Evidence = Literal["inference", "explicit"]
+ForgetReason = Literal["unstated", "requested", "wrong", "outdated", "sensitive", "duplicate"]
+"""Why a record was forgotten: a public code, since what is said of a tombstone stays for ever."""
+
 Json = dict[str, object]
 """A JSON object whose members nobody here needs to know; validated where it came in."""
 
@@ -134,7 +137,8 @@ class RecordCommitted(Header):
 
     `intent` is the commitment (hex) of the body that first held it, when it was prepared before.
 
-    A migrated record is the first of its id here, at whatever revision its store had it.
+    A migrated record is the first of its id here, at whatever revision its store had it. `reason`
+    is a tombstone's.
     """
 
     TOPIC: ClassVar[str] = "record.committed/1"
@@ -149,6 +153,7 @@ class RecordCommitted(Header):
     removed_keys: tuple[str, ...] = ()
     intent: str | None = None
     is_migrated: bool = False
+    reason: ForgetReason = "unstated"
 
 
 class ConflictBody(OperationBody):
@@ -387,10 +392,47 @@ class KeysRotated(Header):
     key_epoch: int
 
 
+class HeldWords(Body):
+    """What a revision of a forgotten record said, and when that held."""
+
+    record_id: str
+    key: str | None
+    content: str
+    effective_at: str | None = None
+    expires_at: str | None = None
+
+
+class ForgetHeld(Header):
+    """What a model's session forgot is held for the person, under a key of its own.
+
+    `revision` is the one that said it. It is released from `until` on, microseconds of log time.
+    """
+
+    TOPIC: ClassVar[str] = "forget.held/1"
+    BODY: ClassVar[type[Value] | None] = HeldWords
+
+    revision: int
+    until: int
+
+
+class ForgetReleased(Header):
+    """What was held is let go of: its time is over, or the person said so early.
+
+    Nothing that was held up to the position `through` is held any more.
+    """
+
+    TOPIC: ClassVar[str] = "forget.released/1"
+
+    removed_keys: tuple[str, ...]
+    is_early: bool = False
+    through: int = 0
+
+
 class ForgetCompleted(Header):
     """The keys and bodies of every forget up to a position are gone, from every file.
 
-    `key_epoch` is the one in force since: older wrapping keys are destroyed.
+    `key_epoch` is the one in force since: older wrapping keys are destroyed. What is held for the
+    person is none of them before it is released.
     """
 
     TOPIC: ClassVar[str] = "forget.completed/1"

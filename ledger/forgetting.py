@@ -6,17 +6,20 @@ remembers, where the other order would lose a memory without a trace. Every step
 
 from collections.abc import Callable, Iterator, Sequence
 
-from memoranda.ledger.decisions import FORGET_TAG
-from memoranda.ledger.entries import Draft, Event, Selector
+from memoranda.ledger.decisions import Decided, apply
+from memoranda.ledger.entries import Draft, Event, Head, Selector
 from memoranda.ledger.errors import StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
+    ForgetHeld,
+    ForgetReleased,
     MessageForgotten,
     OperationAborted,
     RecordBody,
     RecordCommitted,
 )
 from memoranda.ledger.guards import Seen, captured_at, message_guard
+from memoranda.ledger.holding import FORGET_TAG, all_held, still_held, until_of
 from memoranda.ledger.log import ROTATIONS, Log
 from memoranda.ledger.receipts import ForgetReceipt, Receipt
 from memoranda.ledger.sealed_store import SealedStore
@@ -24,7 +27,11 @@ from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import Stamps, microseconds, moment_of, time_text
 from memoranda.ledger.witness import Copies
 
-FORGETS = Selector(FORGET_TAG, (RecordCommitted, MessageForgotten, OperationAborted), newest=False)
+FORGETS = Selector(
+    FORGET_TAG,
+    (RecordCommitted, MessageForgotten, OperationAborted, ForgetReleased),
+    newest=False,
+)
 COMPLETIONS = Selector(FORGET_TAG, (ForgetCompleted,))
 
 SHARED_US = 2_000_000
@@ -47,17 +54,26 @@ class Forgetting:
         self._purges = purges
         self._reasons: tuple[str, ...] = ()
         self._removed_through = 0
+        self._due: int | None = None
+        self._looked_at: int | None = None
 
     @property
     def is_owed(self) -> bool:
-        """Whether something held the last erasure up."""
-        return bool(self._reasons)
+        """Whether something held the last erasure up, or what is held may be due."""
+        return bool(self._reasons) or self._is_due(self._log.seen)
+
+    def held(self) -> tuple[str, ...]:
+        """What is still held for the person, as reasons why not everything is erased."""
+        with self._log.reading() as store:
+            return _held_until(all_held(store))
 
     def finish(self, *, is_urgent: bool = False) -> tuple[str, ...]:
         """Finishes every pending forget; why some are not finished, if so.
 
-        An urgent one does not wait to share a key rotation with others.
+        An urgent one does not wait to share a key rotation with others. What is held falls first,
+        once its time is over.
         """
+        self.release()
         with self._log.reading() as store:
             seen, rotated = pending_in(store), store.select(ROTATIONS)
             latest = store.head.recorded_at
@@ -82,10 +98,35 @@ class Forgetting:
         self._reasons = (SHARED,) if is_early else tuple(reasons)
         return self._reasons
 
+    def release(self, *, is_early: bool = False) -> None:
+        """Lets go of what is held, as soon as its time is over, or at once; `finish` follows it."""
+        with self._log.reading() as store:
+            held, head = all_held(store), store.head
+        self._due, self._looked_at = _first_due(held), head.key_epoch
+        if not held or not (is_early or self._is_due(head)):
+            return
+        with self._log.deciding() as store:
+            held, now = all_held(store), store.now
+            kept = [] if is_early else [it for it in held if until_of(it) > now]
+            falling = [it for it in held if is_early or until_of(it) <= now]
+            if falling:
+                through = kept[0].position - 1 if kept else store.head.position
+                apply(store, _released(falling, through, is_early=is_early))
+        self._due = _first_due(kept)
+        self._stamps.step("forget:released")
+
+    def _is_due(self, head: Head) -> bool:
+        """Whether to look: its time is over, or another process has rotated, as forgets do."""
+        if head.key_epoch != self._looked_at:
+            return True
+        return self._due is not None and self._time(head.recorded_at) >= self._due
+
+    def _time(self, latest: int) -> int:
+        # The log's own, which never runs backwards.
+        return max(latest, microseconds(self._stamps.now()))
+
     def _is_early(self, rotated: Sequence[Event], latest: int) -> bool:
-        # By the log's own time, which never runs backwards.
-        now = max(latest, microseconds(self._stamps.now()))
-        return bool(rotated) and now - rotated[0].recorded_at < SHARED_US
+        return bool(rotated) and self._time(latest) - rotated[0].recorded_at < SHARED_US
 
     def _remove(self, pending: Sequence[Event]) -> None:
         """The journal first: what it names can be removed again from any older copy."""
@@ -101,7 +142,10 @@ class Forgetting:
         reasons = []
         if needs_rotation:
             try:
-                self._log.rotate_keys()
+                key_epoch = self._log.rotate_keys()
+                # Our own rotation tells of no forget that was not looked at.
+                if self._looked_at == key_epoch - 1:
+                    self._looked_at = key_epoch
             except StorageFault as fault:
                 reasons.append(str(fault))
             self._stamps.step("forget:rotated")
@@ -112,16 +156,19 @@ class Forgetting:
     def told(self, receipt: Receipt) -> ForgetReceipt:
         """A forget's receipt with how far its erasure is, and which copies are out of its reach."""
         with self._log.reading() as store:
-            completed = store.select(Selector(FORGET_TAG, (ForgetCompleted,), newest=False))
-            covering = (it for it in completed if _through(it) >= receipt.position)
-            erased = next(covering, None)
             tombstone = store.at(receipt.position)
+            copied = _copied(store, tombstone) if tombstone else []
+            held, last = still_held(copied), _last_release(store, copied)
+            completed = store.select(Selector(FORGET_TAG, (ForgetCompleted,), newest=False))
+            covering = (it for it in completed if _through(it) >= max(receipt.position, last))
+            erased = None if held else next(covering, None)
             copies = tuple(_copies(store, tombstone)) if tombstone else ()
             # What is not erased yet lies under the present wrapping key, in every bundle.
             needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
             copies += tuple(_outside(self._log.copies.read(), needed, receipt.position))
             copies += (self._log.leftover,) if self._log.leftover else ()
-        pending = self._reasons or ("another process is at it",)
+        reasons = _held_until(held) + self._reasons
+        pending = reasons or ("another process is at it",)
         return ForgetReceipt(
             **{name: getattr(receipt, name) for name in Receipt.model_fields},
             forgotten_at=receipt.decided_at,
@@ -135,6 +182,35 @@ class Forgetting:
             completion = ForgetCompleted(through=through, key_epoch=store.head.key_epoch)
             store.append(Draft(completion, tags=(FORGET_TAG,)))
         self._log.truncate()
+
+
+def _released(held: Sequence[Event], through: int, *, is_early: bool) -> Decided:
+    keys = tuple(key_id for it in held if (key_id := it.row.key_id))
+    header = ForgetReleased(removed_keys=keys, is_early=is_early, through=through)
+    tags = (FORGET_TAG, *(tag for it in held if (tag := it.tag("held"))))
+    return Decided(Draft(header, tags=tags), erased=tuple(it.position for it in held))
+
+
+def _first_due(held: Sequence[Event]) -> int | None:
+    return min((until_of(it) for it in held), default=None)
+
+
+def _held_until(held: Sequence[Event]) -> tuple[str, ...]:
+    ends = dict.fromkeys(time_text(moment_of(until_of(it))) for it in held)
+    return tuple(f"held for the person until {end}" for end in ends)
+
+
+def _copied(store: SealedStore, tombstone: Event) -> list[Event]:
+    """Everything that was ever held of the record."""
+    record = tombstone.tag("personal:rec")
+    return store.select(Selector(record, (ForgetHeld,), newest=False)) if record else []
+
+
+def _last_release(store: SealedStore, copied: Sequence[Event]) -> int:
+    """The position at which the last of them was let go of; 0 where nothing was."""
+    tags = (tag for it in copied if (tag := it.tag("held")))
+    released = (store.select(Selector(tag, (ForgetReleased,))) for tag in tags)
+    return max((events[0].position for events in released if events), default=0)
 
 
 def _rotates(pending: Sequence[Event]) -> bool:
@@ -187,7 +263,7 @@ def _key_epoch(completed: Event) -> int | None:
 
 def _keys(event: Event) -> tuple[str, ...]:
     header = event.header
-    assert isinstance(header, RecordCommitted | MessageForgotten | OperationAborted), (
-        "one of FORGETS"
-    )
+    assert isinstance(
+        header, RecordCommitted | MessageForgotten | OperationAborted | ForgetReleased
+    ), "one of FORGETS"
     return header.removed_keys

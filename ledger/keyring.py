@@ -1,7 +1,6 @@
 """Data keys: minted in batches, wrapped by the key epoch's wrapping key, re-wrapped by rotation."""
 
 import base64
-import hashlib
 import hmac
 import sqlite3
 import threading
@@ -15,12 +14,17 @@ from typing import Any
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import SPACE_KEY
 from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of, read_code
 from memoranda.ledger.sealing import (
     KEY_BYTES,
     NONCE_BYTES,
+    SEAL_TO_ENTROPY_BYTES,
     BodyKey,
     blind,
     derive,
+    open_sealed_to,
+    public_of,
+    seal_to,
     unwrap,
     wrap,
 )
@@ -50,9 +54,9 @@ KeyRow = tuple[str, int, bytes]
 
 _BUNDLES = "bundles/v1"
 _SECRET_ROW = "secret"  # noqa: S105  # the row's name, not a password
-_RECOVERY_ROW = "recovery"
-_RECOVERY_CODE_BYTES = 20
-_RECOVERY_CHECK_CHARACTERS = 4
+_RECOVERY_ROW = "recovery/public"
+_RECOVERY_SECRET_ROW = "recovery"  # noqa: S105  # what earlier versions kept in its place
+_RECOVERY_ROWS = (_RECOVERY_ROW, _RECOVERY_SECRET_ROW)
 
 
 class Keyring:
@@ -90,8 +94,8 @@ class Keyring:
 
     def holds_data_keys(self) -> bool:
         """Whether keys of bodies were ever minted here: the making of a space mints none."""
-        query = "SELECT 1 FROM keys WHERE key_id NOT IN (?, ?) LIMIT 1"
-        return self._first(query, _SECRET_ROW, _RECOVERY_ROW) is not None
+        query = "SELECT 1 FROM keys WHERE key_id NOT IN (?, ?, ?) LIMIT 1"
+        return self._first(query, _SECRET_ROW, *_RECOVERY_ROWS) is not None
 
     def has_secret(self) -> bool:
         return self.holds(_SECRET_ROW)
@@ -275,31 +279,42 @@ class Keyring:
     def new_recovery_code(self) -> str:
         """A new code that can open recovery copies of the wrapping key; shown once, never stored.
 
-        Only a key derived from it is kept, wrapped like every other, so that copies can be
-        rewritten after each rotation without the person.
+        What is kept of it seals copies after each rotation without the person, and opens none:
+        with the keys of today, nobody opens a copy from before a forget.
         """
-        raw = self._stamps.entropy(_RECOVERY_CODE_BYTES)
-        text = base64.b32encode(raw).decode() + _check_characters(raw)
+        raw = self._stamps.entropy(CODE_BYTES)
         with self._writing():
-            self._connection.execute("DELETE FROM keys WHERE key_id = ?", (_RECOVERY_ROW,))
-            self._insert([(_RECOVERY_ROW, derive(raw, "recovery/v1"))])
-        return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
+            self._put_recovery(key_of(raw))
+        return code_of(raw)
+
+    def keeps_recovery_secret(self) -> bool:
+        """Whether an earlier version left here what opens recovery copies."""
+        return self.holds(_RECOVERY_SECRET_ROW)
+
+    def leave_recovery_secret(self) -> None:
+        """Puts what only seals in its place; the code stays the same."""
+        with self._writing():
+            self._put_recovery(self._secret(_RECOVERY_SECRET_ROW))
+
+    def _put_recovery(self, private: bytes) -> None:
+        self._connection.execute("DELETE FROM keys WHERE key_id IN (?, ?)", _RECOVERY_ROWS)
+        self._insert([(_RECOVERY_ROW, public_of(private))])
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the current recovery code of this space."""
-        raw = _read_code(code)
+        raw = read_code(code)
         if raw is None or self._row(_RECOVERY_ROW) is None:
             return False
-        return hmac.compare_digest(derive(raw, "recovery/v1"), self._secret(_RECOVERY_ROW))
+        return hmac.compare_digest(public_of(key_of(raw)), self._secret(_RECOVERY_ROW))
 
     def recovery_copy(self) -> bytes:
-        """The current wrapping key under the recovery code: what a key bundle holds."""
+        """The current wrapping key for the recovery code alone: what a key bundle holds."""
         key_epoch = self.key_epoch
-        return pack(">I", key_epoch) + wrap(
+        return pack(">I", key_epoch) + seal_to(
             self._secret(_RECOVERY_ROW),
             self._wrapping_key(key_epoch),
             self._bound(_RECOVERY_ROW, key_epoch),
-            self._stamps.entropy(NONCE_BYTES),
+            self._stamps.entropy(SEAL_TO_ENTROPY_BYTES),
         )
 
     # -- rows -------------------------------------------------------------------------------
@@ -382,21 +397,23 @@ def remove_every_key(path: Path) -> None:
 def install_rows(path: Path, rows: Iterable[KeyRow], *, keeps: bool) -> None:
     """Puts rows of a key bundle into a key file, in place of the others unless it keeps them."""
     with closing(connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as connection:
-        with transaction(connection):
-            if not keeps:
-                connection.execute("DELETE FROM keys")
-            connection.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", rows)
+        try:
+            with transaction(connection):
+                connection.execute("DELETE FROM keys WHERE NOT ?", (keeps,))
+                connection.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise StorageFault("the key file could not be written") from error
         truncate_wal(connection)
 
 
 def open_recovery_copy(copy: bytes, code: str, space: str) -> tuple[int, bytes]:
     """Key epoch and wrapping key out of a recovery copy; raises IntegrityFault for a wrong code."""
-    raw = _read_code(code)
+    raw = read_code(code)
     if raw is None:
         raise IntegrityFault("this is no recovery code: a character was mistyped")
     key_epoch = int.from_bytes(copy[:4])
     bound = _bound(space, _RECOVERY_ROW, key_epoch)
-    return key_epoch, unwrap(derive(raw, "recovery/v1"), copy[4:], bound)
+    return key_epoch, open_sealed_to(key_of(raw), copy[4:], bound)
 
 
 def bundle_key_in(rows: Iterable[KeyRow], wrapping_key: bytes, space: str) -> bytes:
@@ -409,19 +426,10 @@ def bundle_key_in(rows: Iterable[KeyRow], wrapping_key: bytes, space: str) -> by
 
 
 def _bound(space: str, key_id: str, key_epoch: int) -> bytes:
-    return b"key/v1" + framed(space.encode(), pack(">I", key_epoch), key_id.encode())
+    return _bound_epoch(space, key_epoch) + framed(key_id.encode())
 
 
-def _check_characters(raw: bytes) -> str:
-    digest = hashlib.sha256(b"recovery-check" + raw).digest()
-    return base64.b32encode(digest).decode()[:_RECOVERY_CHECK_CHARACTERS]
-
-
-def _read_code(code: str) -> bytes | None:
-    text = "".join(code.split()).replace("-", "").upper()
-    body, check = text[:-_RECOVERY_CHECK_CHARACTERS], text[-_RECOVERY_CHECK_CHARACTERS:]
-    try:
-        raw = base64.b32decode(body)
-    except ValueError:
-        return None
-    return raw if _check_characters(raw) == check else None
+@lru_cache(maxsize=8)
+def _bound_epoch(space: str, key_epoch: int) -> bytes:
+    # A rotation asks for it twice a key.
+    return b"key/v1" + framed(space.encode(), pack(">I", key_epoch))

@@ -66,7 +66,7 @@ class Log:
         self._stamps = stamps
         self._engine = engine_of(place)
         self._anchor, self.journal, self.copies = witnesses(place.state)
-        self._seen: tuple[int, int] | None = None
+        self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
@@ -85,7 +85,7 @@ class Log:
             self._refuse_rollback()
             self._attach()
             self._settle_keys()
-            self.rewrite_bundles()
+            self._settle_bundles()
             opened.pop_all()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Log:
             if self._term is not None:
                 self._refuse_if_fenced(store)
             yield store
-            self._seen = (transaction.head.position, transaction.head.key_epoch)
+            self._seen = transaction.head
             if self._term is not None:
                 self._term = transaction.head.term
         if self._anchor.is_behind(store.head, ANCHOR_EVENTS):
@@ -146,6 +146,11 @@ class Log:
     def leftover(self) -> str | None:
         """What the engine keeps of removed rows, beyond anybody's reach here."""
         return self._engine.leftover
+
+    @property
+    def seen(self) -> Head:
+        """The head as this opening last saw it; what others appended since is not in it."""
+        return self._seen
 
     @property
     def data_set(self) -> str:
@@ -231,6 +236,8 @@ class Log:
         """Writes the key bundle of a destination, durably, and notes its key epoch."""
         with self._lock.held():
             folder = Path(destination.path) / self.space
+            # The code opens one wrapping key: a rotation that was cut short leaves keys under two.
+            self._settle_keys()
             self._write_anchor(by=1)
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
@@ -248,7 +255,8 @@ class Log:
             folder = Path(destination.path) / self.space
             if destination.key_epoch == key_epoch or not folder.is_dir():
                 continue
-            with suppress(OSError):
+            # A disk elsewhere that fails must keep nobody from this one.
+            with suppress(OSError, StorageFault):
                 if not is_anothers(folder, self.data_set):
                     self.write_bundle(destination)
 
@@ -284,12 +292,12 @@ class Log:
 
     def _notice(self, head: Head) -> None:
         # What another process appended may be a forget or a rotation.
-        if self._seen != (head.position, head.key_epoch):
+        if (self._seen.position, self._seen.key_epoch) != (head.position, head.key_epoch):
             self._keyring.heed_others()
-            if self._seen and self._seen[1] != head.key_epoch:
+            if self._seen.position and self._seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()
-            self._seen = (head.position, head.key_epoch)
+            self._seen = head
 
     def _is_new(self, place: Place) -> bool:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
@@ -400,6 +408,13 @@ class Log:
                 store.append(Draft(KeysRotated(key_epoch=key_epoch), tags=(ROTATIONS.tag,)))
                 store.set_key_epoch(key_epoch)
 
+    def _settle_bundles(self) -> None:
+        """Rewrites what is out of date, all of them where an earlier version made them."""
+        if self._keyring.keeps_recovery_secret():
+            self.copies.disown_bundles()  # first, as for a new code
+            self._keyring.leave_recovery_secret()
+        self.rewrite_bundles()
+
 
 def holder_of(store: SealedStore) -> Attachment:
     """Which host holds the term, and since which position."""
@@ -420,8 +435,10 @@ def make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     try:
+        made = [it for it in (folder, *folder.parents) if not it.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        for each in made:
+            sync_folder(each.parent)
     except OSError as error:
         raise RefusedError(
             Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")

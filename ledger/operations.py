@@ -27,6 +27,7 @@ from memoranda.ledger.commands import (
     ResolveConflict,
     Retire,
     Revise,
+    TakeBack,
     admit,
 )
 from memoranda.ledger.commit_protocol import CommitProtocol
@@ -123,6 +124,10 @@ class Ledger:
         assert isinstance(answer, ForgetReceipt | Refused), "a forget answers as one"
         return answer
 
+    def take_back(self, caller: Caller, **request: object) -> Receipt | Refused:
+        """Gives a record its held words again, for the person; fields as in `commands.TakeBack`."""
+        return self._record(caller, TakeBack, request)
+
     def commit(self, caller: Caller, request: Mapping[str, object]) -> Receipt | Refused:
         """The one way in: `{id, key, expected, value}` of PM 1.7."""
         return self._commit(caller, self._raw(request), "commit")
@@ -196,7 +201,8 @@ class Ledger:
                     raise RefusedError(replace(answer, field=field))
                 answers.append(answer)
         # A refusal may have ended an operation that was prepared; its key goes too.
-        if any(isinstance(it, Refused) or it.status == "forgotten" for it in answers):
+        has_ended = any(isinstance(it, Refused) or it.status == "forgotten" for it in answers)
+        if has_ended or self._protocol.forgetting.is_owed:
             self._protocol.finish()
         return tuple(answers)
 

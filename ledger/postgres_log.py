@@ -70,7 +70,7 @@ class PostgresSpace:
 
     leftover = (
         "the PostgreSQL server: its tables until they are vacuumed, its write-ahead log, replicas"
-        " and archives hold the sealed bodies, which no key opens any more"
+        " and archives hold the sealed bodies, which no key opens once they are erased"
     )
 
     def __init__(self, url: str, space: str) -> None:

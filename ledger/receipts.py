@@ -8,6 +8,7 @@ from memoranda.ledger.events import (
     AbortBody,
     ConflictBody,
     ConflictChanged,
+    ForgetReason,
     IntentBody,
     OperationAborted,
     OperationPrepared,
@@ -23,7 +24,8 @@ class Receipt(Value):
     """A committed operation on a record.
 
     The digests are hiding commitments (hex), `epoch` is the term, `replayed` says that this
-    answers a retry. After a forget only the public part is left: the ids are None.
+    answers a retry, `reason` is the code of a forget. After a forget only the public part is left:
+    the ids are None.
     """
 
     operation_id: str | None
@@ -40,7 +42,7 @@ class Receipt(Value):
     epoch: int
     decided_at: str
     outcome: Literal["committed"] = "committed"
-    reason: None = None
+    reason: ForgetReason | None = None
     position: int
     replayed: bool = False
 
@@ -141,6 +143,7 @@ def receipt_of(event: Event, *, replayed: bool = False) -> Receipt:
         binding_id=actor.binding_id if actor else None,
         epoch=header.term,
         decided_at=time_text(moment_of(event.recorded_at)),
+        reason=header.reason if header.status == "forgotten" else None,
         position=event.position,
         replayed=replayed,
     )

@@ -11,6 +11,7 @@ from memoranda.ledger.case import OPERATION
 from memoranda.ledger.entries import SPACE_KEY, Draft, Event, Row, Selector, Tag
 from memoranda.ledger.events import (
     ConflictChanged,
+    ForgetReleased,
     MessageCaptured,
     MessageForgotten,
     OperationAborted,
@@ -43,6 +44,8 @@ def replay(store: DecidingStore, rows: Sequence[Row]) -> Replayed:
             _abort(store, event)
         if isinstance(event.header, MessageForgotten):
             _forget_messages(store, event, event.header.removed_keys, done)
+        if isinstance(event.header, ForgetReleased):
+            _release(store, event, event.header)
     for tombstones in _by_record(missing).values():
         _forget(store, tombstones, done)
     named = (_removed_keys(store.event(row)) for row in rows)
@@ -109,6 +112,15 @@ def _forget_messages(
     store.append(Draft(forgotten.header, tags=tuple(Tag("", "", tag) for tag in tags)))
     store.erase_bodies(row.position for row in rows)
     done.messages += len(set(lost))
+
+
+def _release(store: DecidingStore, event: Event, released: ForgetReleased) -> None:
+    """What was held when the copy was made, and let go of since."""
+    rows = [row for key_id in released.removed_keys for row in store.bodies_under(key_id)]
+    # Up to which position nothing is held, was said of another line of the log.
+    header = released.model_copy(update={"through": 0})
+    store.append(Draft(header, tags=tuple(Tag("", "", tag) for tag in event.row.tags)))
+    store.erase_bodies(row.position for row in rows)
 
 
 def _falling(store: DecidingStore, tombstones: Sequence[Event], record: Tag) -> Iterator[Row]:
@@ -194,5 +206,7 @@ def _header(event: Event) -> RecordCommitted:
 
 def _removed_keys(event: Event) -> tuple[str, ...]:
     header = event.header
-    assert isinstance(header, RecordCommitted | OperationAborted | MessageForgotten), "it forgets"
+    assert isinstance(
+        header, RecordCommitted | OperationAborted | MessageForgotten | ForgetReleased
+    ), "it forgets"
     return header.removed_keys

@@ -44,6 +44,17 @@ def _role(case: Case) -> Answer:
     return Refused(refusal) if refusal else None
 
 
+def _takes_along(case: Case) -> Answer:
+    """F2: messages cannot be held, so within a window only the person takes them along."""
+    is_decided = case.earlier is not None and case.prepared is None
+    if is_decided or not case.is_held_back or not case.change.takes_sources:
+        return None
+    return Refused(Refusal.NOT_AUTHORIZED, "with_sources", PERSONS_TO_TAKE)
+
+
+PERSONS_TO_TAKE = "takes messages for good; while forgets are held for the person, only they do"
+
+
 def _identity(case: Case) -> Answer:
     """The operation's first receipt, F21 or F22: an id stands for one content, for ever."""
     earlier = case.earlier
@@ -191,7 +202,8 @@ def _transition(case: Case) -> Answer:
     start = case.previous.status if case.previous else None
     is_taken = request.raw is None and request.change.action in _OPENS and status in _LIVE
     if not is_taken and (
-        not is_allowed_from(request.change.action, start) or _changes_nothing(case)
+        not (is_allowed_from(request.change.action, start) or _takes_held(case))
+        or _changes_nothing(case)
     ):
         return Refused(Refusal.TRANSITION_INVALID, current_revision=_revision(case))
     return None
@@ -199,6 +211,23 @@ def _transition(case: Case) -> Answer:
 
 _OPENS = frozenset({"propose", "publish"})
 _LIVE = frozenset({"candidate", "accepted", "retired"})
+
+
+def _takes_held(case: Case) -> bool:
+    """Whether the person forgets, once more and for good, what is held for them."""
+    change = case.request.change
+    is_forget = change is not None and change.action == "forget"
+    is_gone = isinstance(case.previous, Tombstone) and bool(case.held_copies)
+    return is_forget and case.guards.role == "client" and is_gone
+
+
+def _held(case: Case) -> Answer:
+    """F34: only what is held can be taken back, and only until its window is over."""
+    change = case.request.change
+    if change is None or change.action != "take_back" or case.taken_back is not None:
+        return None
+    message = "nothing of it is held for you, or no longer"
+    return Refused(Refusal.TRANSITION_INVALID, "record_id", message, _revision(case))
 
 
 def _changes_nothing(case: Case) -> bool:
@@ -336,11 +365,13 @@ def _json(value: AnyRecord) -> Json:
 
 RULES: Sequence[Callable[[Case], Answer]] = (
     _role,
+    _takes_along,
     _identity,
     _authorization,
     _background,
     _form,
     _transition,
+    _held,
     _successor,
     _sources,
     _expected,

@@ -10,6 +10,7 @@ from base64 import urlsafe_b64encode
 from struct import pack
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -23,6 +24,8 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 SALT_BYTES = 32
 SEAL_ENTROPY_BYTES = SALT_BYTES + NONCE_BYTES
+SEAL_TO_ENTROPY_BYTES = KEY_BYTES + NONCE_BYTES
+_SEAL_TO = "seal-to/v1"
 BODY_BYTES_MAX = 8 * 1024 * 1024
 """No body opens to more, so that a crafted one cannot fill the memory."""
 
@@ -126,6 +129,31 @@ def unwrap(wrapping_key: bytes, wrapped: bytes, bound_to: bytes) -> bytes:
         return AESGCM(wrapping_key).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], bound_to)
     except (InvalidTag, ValueError) as error:  # too short for a nonce is a ValueError
         raise IntegrityFault("a key does not unwrap here: foreign or damaged keys") from error
+
+
+def public_of(private: bytes) -> bytes:
+    """What seals to the holder of a private key (X25519, any 32 bytes), and opens nothing."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def seal_to(public: bytes, secret: bytes, bound_to: bytes, entropy: bytes) -> bytes:
+    """A secret that only the private key opens; `entropy` is SEAL_TO_ENTROPY_BYTES, used once."""
+    once = X25519PrivateKey.from_private_bytes(entropy[:KEY_BYTES])
+    sender = once.public_key().public_bytes_raw()
+    shared = once.exchange(X25519PublicKey.from_public_bytes(public))
+    key = derive(shared + sender + public, _SEAL_TO)
+    return sender + wrap(key, secret, bound_to, entropy[KEY_BYTES:])
+
+
+def open_sealed_to(private: bytes, sealed: bytes, bound_to: bytes) -> bytes:
+    """The secret inside; raises IntegrityFault unless it was sealed to this key for this place."""
+    sender, wrapped = sealed[:KEY_BYTES], sealed[KEY_BYTES:]
+    try:
+        own = X25519PrivateKey.from_private_bytes(private)
+        shared = own.exchange(X25519PublicKey.from_public_bytes(sender))
+    except ValueError as error:  # too short, or a point that nobody draws
+        raise IntegrityFault("a key does not unwrap here: foreign or damaged keys") from error
+    return unwrap(derive(shared + sender + public_of(private), _SEAL_TO), wrapped, bound_to)
 
 
 def blind(tag_key: bytes, kind: str, name: str) -> str:

@@ -111,7 +111,10 @@ class SQLiteFile:
             closing(connect_copy(copy, schema_number=SCHEMA_NUMBER)) as source,
             closing(opened(usable(self._path, SCHEMA, SCHEMA_NUMBER))) as here,
         ):
-            source.backup(here)
+            try:
+                source.backup(here)
+            except sqlite3.Error as error:
+                raise StorageFault("the log could not be put in its place") from error
             truncate_wal(here)
 
     def set_aside(self, file: Path) -> None:

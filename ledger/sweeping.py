@@ -4,15 +4,16 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memoranda.ledger.authority import Caller, PersonClient
-from memoranda.ledger.decisions import FORGET_TAG, Decided, apply
+from memoranda.ledger.decisions import Decided, apply
 from memoranda.ledger.entries import Draft, Event
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import MessageCaptured, MessageForgotten, Value
+from memoranda.ledger.events import ForgetReason, MessageCaptured, MessageForgotten, Value
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.guards import message_guard
+from memoranda.ledger.holding import FORGET_TAG
 from memoranda.ledger.log import Log
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.oplog import say
@@ -34,6 +35,14 @@ class SweepReport(Value):
     pending: tuple[str, ...]
 
 
+class SweptAway(NamedTuple):
+    """What is to fall: records at the revisions seen, messages by their addresses, and why."""
+
+    records: Sequence[tuple[str, int]]
+    messages: Sequence[str]
+    reason: ForgetReason
+
+
 class Sweep:
     """Forgets what a person has seen would fall. It may be interrupted, and asked for again."""
 
@@ -46,8 +55,7 @@ class Sweep:
         self,
         caller: Caller,
         operation_id: str,
-        records: Sequence[tuple[str, int]],
-        messages: Sequence[str],
+        swept: SweptAway,
         progress: Progress,
     ) -> SweepReport | Refused:
         """Forgets records, each at the revision seen, and messages by their addresses."""
@@ -55,8 +63,8 @@ class Sweep:
             return Refused(Refusal.NOT_AUTHORIZED)
         refused: dict[str, int] = {}
         done = 0
-        for batch in _batches(records):
-            requests = [_request(operation_id, it, with_sources=bool(messages)) for it in batch]
+        for batch in _batches(swept.records):
+            requests = [_request(operation_id, it, swept) for it in batch]
             answers = self._ledger.commit_many(caller, requests)
             if isinstance(answers, Refused):
                 return answers
@@ -64,8 +72,8 @@ class Sweep:
                 if isinstance(answer, Refused):
                     refused[answer.code] = refused.get(answer.code, 0) + 1
             done += sum(isinstance(answer, Receipt) for answer in answers)
-            progress(done, len(records))
-        taken = sum(self._forget_messages(batch) for batch in _batches(messages))
+            progress(done, len(swept.records))
+        taken = sum(self._forget_messages(batch) for batch in _batches(swept.messages))
         pending = self._forgetting.finish(is_urgent=True)
         say(logging.INFO, "forget_many", forgotten=done, messages=taken)
         return SweepReport(forgotten=done, messages=taken, refused=refused, pending=pending)
@@ -88,12 +96,10 @@ def _messages_gone(events: Sequence[Event]) -> Decided:
     keys = tuple(dict.fromkeys(key for it in events if (key := it.row.key_id)))
     tags = (FORGET_TAG, *(tag for event in events if (tag := event.tag("msg"))))
     draft = Draft(MessageForgotten(removed_keys=keys), tags=tags)
-    return Decided(draft, tuple(event.position for event in events), keys)
+    return Decided(draft, erased=tuple(event.position for event in events), left_keys=keys)
 
 
-def _request(
-    operation_id: str, record: tuple[str, int], *, with_sources: bool
-) -> dict[str, object]:
+def _request(operation_id: str, record: tuple[str, int], swept: SweptAway) -> dict[str, object]:
     record_id, revision = record
     # One id per record, the same whenever it is asked again.
     digest = hashlib.sha256(f"{operation_id}\0{record_id}".encode()).hexdigest()
@@ -102,7 +108,8 @@ def _request(
         "operation_id": f"forget:{digest}",
         "record_id": record_id,
         "expected_revision": revision,
-        "with_sources": with_sources,
+        "with_sources": bool(swept.messages),
+        "reason": swept.reason,
     }
 
 

@@ -19,9 +19,10 @@ from memoranda.ledger.commands import (
     Retire,
     Revise,
     SourceRef,
+    TakeBack,
 )
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import Actor, Evidence, Status, Tier
+from memoranda.ledger.events import Actor, Evidence, ForgetReason, Status, Tier
 from memoranda.ledger.personal import (
     CONTRIBUTIONS_MAX,
     RECORD_BYTES_MAX,
@@ -40,7 +41,10 @@ from memoranda.ledger.sources import first_overlap, merged
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a command changes, however it was asked for; `keep` leaves a date as it is."""
+    """What a command changes, however it was asked for; `keep` leaves a date as it is.
+
+    `why` is a forget's, `held_revision` a take-back's: its words are found under the lock.
+    """
 
     action: Action
     content: str | None = None
@@ -51,6 +55,8 @@ class Change:
     reason: str | None = None
     tier: Tier | None = None
     takes_sources: bool = False
+    why: ForgetReason = "unstated"
+    held_revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ _FROM: Mapping[Action, frozenset[Status | None]] = {
     "retire": frozenset({"accepted"}),
     "reactivate": frozenset({"retired"}),
     "forget": frozenset({"candidate", "accepted", "retired", "rejected"}),
+    "take_back": frozenset({"forgotten", "candidate", "accepted"}),
 }
 
 
@@ -90,28 +97,22 @@ def is_allowed_from(action: Action, status: Status | None) -> bool:
 def change_of(command: RecordCommand) -> Change:
     """What a named command changes."""
     match command:
-        case Propose() | Publish():
+        case Propose() | Publish() | Revise() | Correct():
+            evidence = "explicit" if isinstance(command, Correct) else command.evidence
             return Change(
-                command.ACTION, command.content, command.evidence, command.effective_at,
-                command.expires_at, command.sources,
-            )  # fmt: skip
-        case Revise():
-            return Change(
-                "revise", command.content, command.evidence, command.effective_at,
-                command.expires_at, command.sources,
-            )  # fmt: skip
-        case Correct():
-            return Change(
-                "correct", command.content, "explicit", command.effective_at,
+                command.ACTION, command.content, evidence, command.effective_at,
                 command.expires_at, command.sources,
             )  # fmt: skip
         case Reject() | Retire():
             return Change(command.ACTION, reason=command.reason)
         case ChooseTier():
             return Change("tier", tier=command.tier)
-        case Accept() | Reactivate() | Forget():
-            takes_sources = isinstance(command, Forget) and command.with_sources
-            return Change(command.ACTION, takes_sources=takes_sources)
+        case Forget():
+            return Change("forget", takes_sources=command.with_sources, why=command.reason)
+        case TakeBack():
+            return Change("take_back", held_revision=command.held_revision)
+        case Accept() | Reactivate():
+            return Change(command.ACTION)
         case _:
             assert_never(command)
 

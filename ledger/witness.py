@@ -181,7 +181,10 @@ class CopyList:
             self.put(destination.model_copy(update={"key_epoch": 0}))
 
     def _write(self, copies: Copies) -> None:
-        replace_file(self._path, copies.model_dump_json().encode())
+        try:
+            replace_file(self._path, copies.model_dump_json().encode())
+        except OSError as error:
+            raise StorageFault("the list of copies could not be written") from error
 
 
 def witnesses(state: Path) -> tuple[AnchorFile, Journal, CopyList]:

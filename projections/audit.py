@@ -12,6 +12,8 @@ from memoranda.ledger.entries import Event, Head, Row, Tag
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
+    ForgetReleased,
+    HeldWords,
     KeysRotated,
     MessageCaptured,
     MessageForgotten,
@@ -264,12 +266,9 @@ class Verifier:
             self._record(store, event, body)
         self._term_of(event)
         self._intent(event)
-        if isinstance(event.header, MessageForgotten):
-            self._explain(event, event.header.removed_keys)
-        if isinstance(event.header, ForgetCompleted):
-            self._completed = event.header.through
-        if isinstance(event.header, KeysRotated):
-            self._rotation(event, event.header.key_epoch)
+        self._erasure(event)
+        if isinstance(body, HeldWords):
+            self._names(store, event, Tag("personal:rec", body.record_id))
         operation = event.tag("personal:op")
         if isinstance(body, NamedBody) and operation:
             self._names(store, event, Tag("personal:op", body.operation_id))
@@ -287,6 +286,14 @@ class Verifier:
         elif event.header.BODY is not None:
             self._erased += 1
             self._unread.append((row.position, row.tags))
+
+    def _erasure(self, event: Event) -> None:
+        if isinstance(event.header, MessageForgotten | ForgetReleased):
+            self._explain(event, event.header.removed_keys)
+        if isinstance(event.header, ForgetCompleted):
+            self._completed = event.header.through
+        if isinstance(event.header, KeysRotated):
+            self._rotation(event, event.header.key_epoch)
 
     def _rotation(self, event: Event, key_epoch: int) -> None:
         if key_epoch <= self._key_epoch:
@@ -359,7 +366,7 @@ class Verifier:
 
     def _explain(self, event: Event, removed_keys: Iterable[str]) -> None:
         """What an event says of bodies and keys that are gone."""
-        explained = (t for t in event.row.tags if t.startswith(("con:", "msg:")))
+        explained = (t for t in event.row.tags if t.startswith(("con:", "msg:", "held:")))
         self._explained.update(dict.fromkeys(explained, event.position))
         self._removed_keys.update(dict.fromkeys(removed_keys, event.position))
 

@@ -4,12 +4,20 @@ from collections.abc import Iterable, Iterator
 
 from memoranda.ledger.asking import AskFalling
 from memoranda.ledger.authority import Caller, PersonClient
-from memoranda.ledger.candidates import history_of, newest_of, owner_of, stored_in, users_of
+from memoranda.ledger.candidates import (
+    Stored,
+    history_of,
+    newest_of,
+    owner_of,
+    stored_in,
+    users_of,
+)
 from memoranda.ledger.capturing import session_messages
 from memoranda.ledger.commands import admit
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import Message, Status, Value
+from memoranda.ledger.events import HeldWords, Message, Status, Value
 from memoranda.ledger.guards import Seen, captured_at, message_guard
+from memoranda.ledger.holding import all_held, held_on, still_held
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record, source_refs
 from memoranda.ledger.sealed_store import SealedStore
@@ -20,7 +28,7 @@ from memoranda.projections.views import ViewFile
 
 
 class FallingRecord(Value):
-    """A record that would fall, as it stands."""
+    """A record that would fall, as it stands; of a forgotten one, what is held for the person."""
 
     record_id: str
     revision: int
@@ -56,7 +64,8 @@ class Falling:
                     "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
                 )
                 ids = [id_text(kept) for (kept,) in rows]
-                return Fall(records=tuple(_lines(store, ids)), messages=())
+                held = [words.record_id for it in all_held(store) if (words := it.body(HeldWords))]
+                return Fall(records=tuple(_lines(store, dict.fromkeys(ids + held))), messages=())
             refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
             ids = [record_id for ref in refs for record_id in _derived(store, ref)]
             return Fall(
@@ -73,10 +82,14 @@ def _said_in(store: SealedStore, session_id: str) -> list[str]:
 
 
 def _derived(store: SealedStore, ref: str) -> Iterator[str]:
-    """The live records that any revision bound to a range of the ref."""
+    """The records, live or held, that any revision bound to a range of the ref."""
     for owner in dict.fromkeys(owner_of(event) for event in store.select(users_of(ref))):
         stored = stored_in(store.select(owner)[0])
-        if stored is None or not isinstance(stored.value, Record):
+        if stored is None:
+            continue
+        if not isinstance(stored.value, Record):
+            if any(overlap(ref, it) for it in stored.value.blocked_sources):
+                yield stored.value.id
             continue
         revisions = (stored_in(event) for event in store.select(history_of(stored.value.id)))
         carried = (it for revision in revisions if revision for it in source_refs(revision.value))
@@ -96,11 +109,20 @@ def _lines(store: SealedStore, record_ids: Iterable[str]) -> Iterator[FallingRec
     for record_id in record_ids:
         (event,) = store.select(newest_of(record_id))
         stored = stored_in(event)
-        if stored is not None and isinstance(stored.value, Record):
-            value = stored.value
+        content = _content(store, stored) if stored else None
+        if stored is not None and content is not None:
             yield FallingRecord(
-                record_id=value.id,
-                revision=value.revision,
-                status=value.status,
-                content=value.content,
+                record_id=stored.value.id,
+                revision=stored.value.revision,
+                status=stored.value.status,
+                content=content,
             )
+
+
+def _content(store: SealedStore, stored: Stored) -> str | None:
+    """What a record says, or what is held of it; None once it is gone for good."""
+    if isinstance(stored.value, Record):
+        return stored.value.content
+    held = still_held(store.select(held_on(stored.value.id)))
+    words = held[-1].body(HeldWords) if held else None
+    return words.content if words else None

@@ -21,6 +21,7 @@ from memoranda.ledger.events import (
     Actor,
     Conflict,
     ConflictChanged,
+    ForgetReason,
     IntentBody,
     Json,
     NamedBody,
@@ -33,6 +34,7 @@ from memoranda.ledger.events import (
     Value,
 )
 from memoranda.ledger.guards import Guards, reader_of
+from memoranda.ledger.holding import held_on, revision_of, still_held, until_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import AnyRecord, Record
 from memoranda.ledger.receipts import (
@@ -47,8 +49,26 @@ from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps, moment_of, parse_time, time_text
 
 
+class HeldRead(Value):
+    """Words of one revision that the person may take back until then."""
+
+    revision: int
+    until: str
+
+
+class ForgottenRead(Value):
+    """How a record was forgotten: why, by whom, and what of it is held for the person."""
+
+    reason: ForgetReason
+    actor: Actor
+    held: tuple[HeldRead, ...]
+
+
 class RecordRead(Value):
-    """A record as it stands; `key` is the text that names it, while it may be read."""
+    """A record as it stands; `key` is the text that names it, while it may be read.
+
+    `forgotten` says of a tombstone how it came to be.
+    """
 
     record: AnyRecord
     key: str | None
@@ -56,6 +76,7 @@ class RecordRead(Value):
     conflicts: tuple[Conflict, ...]
     position: int
     decided_at: str
+    forgotten: ForgottenRead | None = None
 
 
 class RevisionRead(Value):
@@ -203,7 +224,18 @@ def read_of(store: SealedStore, stored: Stored, now_text: str) -> RecordRead:
         conflicts=tuple(conflict for conflict in known.values() if conflict.state == "open"),
         position=stored.event.position,
         decided_at=time_text(moment_of(stored.event.recorded_at)),
+        forgotten=None if isinstance(stored.value, Record) else _forgotten(store, stored),
     )
+
+
+def _forgotten(store: SealedStore, stored: Stored) -> ForgottenRead:
+    header = stored.event.header
+    assert isinstance(header, RecordCommitted), "one type of event holds records"
+    held = (
+        HeldRead(revision=revision_of(it), until=time_text(moment_of(until_of(it))))
+        for it in still_held(store.select(held_on(stored.value.id)))
+    )
+    return ForgottenRead(reason=header.reason, actor=stored.body.actor, held=tuple(held))
 
 
 def _revision(event: Event) -> RevisionRead:

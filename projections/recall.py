@@ -17,6 +17,7 @@ from memoranda.ledger.stamps import Stamps, microseconds, moment_of, time_text
 from memoranda.projections.feed import current
 from memoranda.projections.postings import SearchView
 from memoranda.projections.records import RecordsView, id_text
+from memoranda.projections.unseen import escaped
 from memoranda.projections.views import ViewFile
 from memoranda.projections.zones import (
     BUDGETS,
@@ -184,7 +185,7 @@ def _candidates(store: SealedStore, connection: sqlite3.Connection, step: str) -
 
 def _line(**fields: object) -> str:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    # JSON leaves these as they are: brackets could close the frame, the others break the line.
-    for character in "<>&\u2028\u2029\x85":
+    # JSON leaves these as they are, and brackets could close the frame.
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text + "\n"
+    return escaped(text) + "\n"

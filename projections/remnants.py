@@ -10,7 +10,14 @@ from memoranda.ledger.authority import Caller
 from memoranda.ledger.commands import admit
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import Refused
-from memoranda.ledger.events import Message, MessageCaptured, RecordBody, RecordCommitted, Value
+from memoranda.ledger.events import (
+    HeldWords,
+    Message,
+    MessageCaptured,
+    RecordBody,
+    RecordCommitted,
+    Value,
+)
 from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.places import Place
@@ -25,10 +32,11 @@ class Remnant(Value):
     """One place where the text still is.
 
     `body` is a sealed body, by position, and what it belongs to; `file` is a file that holds the
-    text in clear, by name and offset, which must never be.
+    text in clear, by name and offset, which must never be. `held` is what a forgotten record said,
+    kept for the person until its window is over.
     """
 
-    kind: Literal["record", "message", "event", "file"]
+    kind: Literal["record", "message", "held", "event", "file"]
     position: int | None = None
     names: str | None = None
     file: str | None = None
@@ -122,6 +130,8 @@ def _remnant(event: Event, body: Value) -> Remnant:
         return Remnant(kind="message", position=event.position, names=ref)
     if isinstance(event.header, RecordCommitted) and isinstance(body, RecordBody):
         return Remnant(kind="record", position=event.position, names=str(body.value["id"]))
+    if isinstance(body, HeldWords):
+        return Remnant(kind="held", position=event.position, names=body.record_id)
     return Remnant(kind="event", position=event.position, names=event.header.TOPIC)
 
 

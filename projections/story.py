@@ -13,11 +13,13 @@ from memoranda.ledger.events import (
     Conflict,
     ConflictBody,
     ConflictChanged,
+    ForgetHeld,
     RecordBody,
     RecordCommitted,
     Status,
 )
 from memoranda.ledger.guards import reader_of
+from memoranda.ledger.holding import held_on
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record, Tombstone, source_refs
 from memoranda.ledger.stamps import moment_of
@@ -40,7 +42,8 @@ class Story:
             events = {e.position: e for e in store.select(history_of(record_id))}
             if not events:
                 return Refused(Refusal.NOT_FOUND, "record_id")
-            events |= {e.position: e for e in store.select(conflicts_about(record_id))}
+            for beside in (conflicts_about(record_id), held_on(record_id)):
+                events |= {e.position: e for e in store.select(beside)}
             return tuple(
                 f"{_when(event)}, position {position}: {_what(event, record_id)}"
                 for position, event in sorted(events.items())
@@ -52,6 +55,13 @@ def _when(event: Event) -> str:
 
 
 def _what(event: Event, record_id: str) -> str:
+    if isinstance(event.header, ForgetHeld):
+        until = f"{moment_of(event.header.until):%Y-%m-%d %H:%M:%S} UTC"
+        said = f"what revision {event.header.revision} said"
+        is_gone = event.row.key_id is None
+        return f"{said} {'was' if is_gone else 'is'} held for the person until {until}" + (
+            ", and is gone." if is_gone else "."
+        )
     if isinstance(event.header, ConflictChanged):
         body = event.body(ConflictBody)
         if body is None:
@@ -77,6 +87,9 @@ def _revision(event: Event, body: RecordBody) -> str:
     deed += f" (operation {body.operation_id})."
     if isinstance(value, Tombstone):
         blocked = ", ".join(value.blocked_sources)
+        assert isinstance(event.header, RecordCommitted), "the caller has looked"
+        if event.header.reason != "unstated":
+            deed += f" Reason: {event.header.reason}."
         return f"{deed} Its content and its keys are gone; blocked from now on: {blocked}."
     assert isinstance(value, Record), "a record is live or a tombstone"
     dates = [
@@ -106,12 +119,14 @@ _DEEDS = {
     "retire": "retired",
     "reactivate": "brought back",
     "forget": "forgotten",
+    "take_back": "taken back",
     "migrate": "taken over from an earlier store",
 }
 
 
 def _asides(body: RecordBody) -> list[str]:
-    reason = body.command.get("reason")
+    # A forget's is a code, and stands in its header.
+    reason = None if body.value["status"] == "forgotten" else body.command.get("reason")
     asides = [f"Reason: {reason}"] if reason else []
     return asides + [f"{_conflict(c)} is now {c.state}." for c in body.conflicts]
 

@@ -106,7 +106,7 @@ def opened(world: World, folder: dict[str, Path]) -> Iterator[Callable[..., Memo
     memories: list[Memory] = []
 
     def open_again(space: str = "us_alice", **more: object) -> Memory:
-        memory = open_memory(space, **folder, **{"stamps": world.stamps} | more)
+        memory = open_memory(space, **folder | {"stamps": world.stamps} | more)
         memories.append(memory)
         return memory
 

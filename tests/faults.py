@@ -10,20 +10,17 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.providers import company
+from tests.fault_works import SPACE, WORKS, Work, found_again, opened, records_of, settings_of
 
-from memoranda.ledger.authority import BackgroundItem
 from memoranda.ledger.errors import (
     IntegrityFault,
     MemorandaError,
@@ -32,143 +29,14 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
-from memoranda.ledger.ports import EMBEDDED, Ports
-from memoranda.ledger.stamps import Stamps
-from memoranda.tools.memory import Memory, open_memory
+from memoranda.ledger.slots import SlotFile
+from memoranda.tools.memory import Memory
 
 CALLS = ("write", "flush", "truncate")
 MODES = {"eio": 1, "enospc": 2, "short": 3, "kill": 4, "kill after": 5}
-KEY = "preference/tea"
-ID = "mem_8bd9f7914096218ac8597c1a948899a2c12f19c2710f4adb7d998585c9c0de6a"
 KEYS_ROTATED = "keys.rotated/1"
-NOW = datetime(2026, 10, 6, 12, 0, tzinfo=UTC)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is done under a fault, after what was done `before` it in peace.
-
-    `ids` are its operations, `is_opening` says that the opening itself is the work, and
-    `is_logged` that "nothing was written" can be seen by the position of the log. `again` is the
-    retry, where it is not the same once more.
-    """
-
-    do: Callable[[Memory], Any]
-    before: Callable[[Memory], object] = lambda _: None
-    ids: tuple[str, ...] = ()
-    is_opening: bool = False
-    is_logged: bool = True
-    ports: Ports = EMBEDDED
-    again: Callable[[Memory], Any] | None = None
-
-
-def publish(memory: Memory, key: str = KEY, operation_id: str = "op-1") -> Any:
-    return memory.publish(key, f"a fact about {key}", operation_id=operation_id)
-
-
-def prepare(memory: Memory) -> Any:
-    fields = {"operation_id": "op-1", "key": KEY, "content": f"a fact about {KEY}"}
-    return memory.prepare({"name": "publish", **fields})
-
-
-def batch(memory: Memory) -> Any:
-    opened = [
-        {"name": "publish", "operation_id": f"op-{n}", "key": f"key {n}", "content": f"fact {n}"}
-        for n in range(5)
-    ]
-    forgotten = {"name": "forget", "operation_id": "op-f", "record_id": ID, "expected_revision": 1}
-    return memory.commit_many([*opened, forgotten])
-
-
-def forget_half(memory: Memory) -> None:
-    """A forget that a kill stops between its tombstone and its keys."""
-    publish(memory)
-
-    def stop(name: str) -> None:
-        if name == "forget:appended":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    object.__setattr__(memory._parts.stamps, "step", stop)
-    memory.forget(ID, 1, operation_id="op-2")
-
-
-def propose(memory: Memory) -> Any:
-    item = memory.acting_as(BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1"))
-    source = "personal-message:s-main-1:42"
-    return item.propose(KEY, "green tea", sources=[source], operation_id="op-1")
-
-
-def capture(memory: Memory) -> Any:
-    return next(memory.capture([{"session": "s-1", "seq": 1, "role": "user", "text": "said"}]))
-
-
-def remember_some(memory: Memory) -> None:
-    for n in range(3):
-        memory.remember(f"earlier fact {n}")
-
-
-def earlier_store(memory: Memory) -> Path:
-    return memory._parts.remnants._place.data / "earlier.jsonl"
-
-
-def leave_an_earlier_store(memory: Memory) -> None:
-    remember_some(memory)
-    lines: list[dict[str, Any]] = [
-        {
-            "kind": "store",
-            "format": "personal-records/1",
-            "user_space_id": "us_alice",
-            "ownership": [
-                {"package": "memory", "storage": "personal.records", "moves_to": "personal"},
-                {"package": "personal", "storage": "personal.records", "moves_from": "memory"},
-            ],
-        }
-    ]
-    common = {"product_domain": "personal", "user_space_id": "us_alice", "revision": 3}
-    by = {"agent_id": "agent-old", "executor_session_id": "s-old", "revision": 3}
-    for n in range(5):
-        ref = f"personal-message:s-old:{n + 1}"
-        source = {"kind": "personal_message", "ref": ref, "occurred_at": "2026-10-05T09:00:00Z"}
-        live = {
-            "status": "accepted", "tier": "core", "content": f"earlier {n}", "sources": [source],
-            "evidence": "explicit", "contributor_agent_id": "agent-old", "contributions": [by],
-            "updated_by_agent_id": "agent-old", "effective_at": None, "expires_at": None,
-            "rejections": [], "blocked_sources": [],
-        }  # fmt: skip
-        forgotten = {"status": "forgotten", "blocked_sources": [ref]}
-        value = {"id": f"old-{n}", **common, **(live if n else forgotten)}
-        lines.append({"kind": "record", "value": value})
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    earlier_store(memory).write_text(text)
-
-
-WORKS = {
-    "commit": Work(publish, remember_some, ("op-1",)),
-    "prepare": Work(prepare, remember_some, ("op-1",)),
-    "commit of a prepared one": Work(publish, prepare, ("op-1",)),
-    "reconcile": Work(
-        lambda memory: memory.reconcile("op-1", writers_stopped=True, reason="crashed"),
-        prepare,
-        ("op-1",),
-    ),
-    "forget": Work(
-        lambda memory: memory.forget(ID, 1, operation_id="op-2"), publish, ("op-1", "op-2")
-    ),
-    "batch": Work(batch, publish, ("op-0", "op-1", "op-2", "op-3", "op-4", "op-f")),
-    "hosted commit": Work(propose, remember_some, ("op-1",), ports=company().ports),
-    "migration": Work(lambda m: m.migrate(earlier_store(m)), leave_an_earlier_store),
-    "capture": Work(capture, remember_some),
-    "opening": Work(lambda memory: memory, publish, is_opening=True),
-    "opening after a forget was cut short": Work(
-        lambda memory: memory, forget_half, is_opening=True, is_logged=False
-    ),
-    "making": Work(lambda memory: memory, is_opening=True, is_logged=False),
-    "rotation": Work(lambda memory: memory.rotate_keys(), remember_some, is_logged=False),
-    "listing": Work(lambda memory: memory.records(), remember_some),
-    "closing": Work(
-        lambda memory: (publish(memory), memory.close())[0], ids=("op-1",), again=publish
-    ),
-}
+ENDED: dict[str, Any] = {"is_ended": True}
+"""The summary of a space that was forgotten for good."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +50,6 @@ class Fault:
     mode: str
     at: int
     is_closed: bool
-
-
-def opened(place: Path, work: Work) -> Memory:
-    folders = {"data": place / "data", "state": place / "state"}
-    stamps = Stamps(now=lambda: NOW)
-    return open_memory("us_alice", **folders, home=place, stamps=stamps, ports=work.ports)
 
 
 def in_child(work: Callable[[], object]) -> Any:
@@ -247,18 +109,19 @@ def shown(answer: Any) -> Any:
 
 def struck(place: Path, work: Work, fault: Fault | None) -> list[Any]:
     """Does the work under a fault; how it ended, how closing ended, and the calls it made."""
-    memory = None if work.is_opening else opened(place, work)
-    arm(place, fault)
-    kept: list[Memory] = []
+    memory = None if work.is_opening else work.opens(place, work)
+    arm(place / work.disk, fault)
+    kept: list[Memory | None] = []
 
     def do() -> Any:
-        kept.append(memory or opened(place, work))
+        kept.append(memory or work.opens(place, work))
         return work.do(kept[0])
 
     ended = outcome(do)
     calls = [ctypes.CDLL(None).fault_seen(n) for n in range(len(CALLS))]
     arm(place, None)
-    closed = outcome(kept[0].close) if kept and not (fault and not fault.is_closed) else None
+    is_left = fault is not None and not fault.is_closed
+    closed = outcome(kept[0].close) if any(kept) and not is_left else None
     return [ended, closed, calls]
 
 
@@ -273,39 +136,74 @@ def standing(memory: Memory, ids: tuple[str, ...]) -> dict[str, Any]:
     return {"position": memory.status().position, "operations": found}
 
 
-def looked(place: Path, work: Work) -> dict[str, Any]:
-    with opened(place, work) as memory:
-        return standing(memory, work.ids)
+def looked_before(place: Path, work: Work) -> dict[str, Any]:
+    """Where the ledger stands before the work, and what its slots hold."""
+    slots = SlotFile(place / "state" / SPACE / "slots").look() or {}
+
+    def looked() -> dict[str, Any]:
+        with work.opens(place, work) as memory:
+            return standing(memory, work.ids)
+
+    before = in_child(looked) if work.ids or work.is_logged else {"operations": {}}
+    return {**before, "slots": {str(epoch): key.hex() for epoch, key in slots.items()}}
 
 
 def summary(memory: Memory) -> dict[str, Any]:
     """What must be the same whether a fault came between or not."""
+    if memory._parts.log.is_closed:
+        return ENDED
     with memory._parts.log.reading() as store:
         types = Counter(event.row.type for event in store.page(0, 500))
-    records = {
-        read.record.id: [read.record.revision, read.record.status]
-        for read in memory.query(include_inactive=True, limit=100).records
-    }
     types.pop(KEYS_ROTATED, None)
-    return {"types": types, "records": records}
+    return {"types": types, "records": records_of(memory)}
 
 
 def judged(place: Path, work: Work, before: dict[str, Any], ended: list[Any] | None) -> list[Any]:
     """Reopens after a fault: complaints about what was found there, and the summary in the end."""
+    complaints = list(work.copies(place, work, ended))
     try:
-        memory = opened(place, work)
-    except MemorandaError:
-        return [[f"it does not open again: {traceback.format_exc()}"], None]
+        memory = (work.reopens or work.opens)(place, work)
+    except (MemorandaError, AssertionError):
+        return [[*complaints, f"it does not open again: {traceback.format_exc()}"], None]
+    if memory is None:
+        return [[*complaints, *work.ends(place, work, None)], ENDED]
     with memory:
-        after = standing(memory, work.ids)
-        complaints = [f"audit: {finding}" for finding in memory.audit.verify().findings]
-        complaints += lies(work, before, after, ended)
-        again = outcome(partial(work.again or work.do, memory))
-        if again[0] != "done":
-            complaints.append(f"the retry ended as {again}")
-        if ended and ended[0] == "done" and work.ids and again[1] != ended[1]:
-            complaints.append(f"answered {ended[1]}, and then {again[1]}")
-        return [complaints, summary(memory)]
+        complaints += reopened(memory, work, before, ended)
+        found = summary(memory)
+    return [[*complaints, *work.ends(place, work, found.get("records"))], found]
+
+
+def reopened(
+    memory: Memory, work: Work, before: dict[str, Any], ended: list[Any] | None
+) -> Iterator[str]:
+    """What an opening after a fault finds wrong, and what is wrong once the work is retried."""
+    after = standing(memory, work.ids)
+    yield from (f"audit: {finding}" for finding in memory.audit.verify().findings)
+    yield from lies(work, before, after, ended)
+    again = outcome(partial(work.again or work.do, memory))
+    if again[0] != "done":
+        yield f"the retry ended as {again}"
+    if ended and ended[0] == "done" and work.ids and again[1] != ended[1]:
+        yield f"answered {ended[1]}, and then {again[1]}"
+    if not memory._parts.log.is_closed:
+        yield from found_again(memory, work.gone)
+        yield from key_faults(memory, before.get("slots", {}))
+
+
+def key_faults(memory: Memory, slots: dict[str, str]) -> Iterator[str]:
+    """One key epoch, under which every key opens; of the `slots` of before no byte is left."""
+    log = memory._parts.log
+    rows, place, key_epoch = log._keyring.rows(), log.place, log._keyring.key_epoch
+    if log._vault.epochs() != {key_epoch}:
+        yield f"the slots name key epochs {log._vault.epochs()}"
+    if any(epoch != key_epoch for _, epoch, _ in rows):
+        yield "some keys lie under an older key epoch"
+    if not all(log._keyring._found(key_id) for key_id, _, _ in rows):
+        yield "some keys do not open"
+    old = [bytes.fromhex(it) for epoch, it in slots.items() if int(epoch) < key_epoch]
+    for path in (path for folder in (place.data, place.state) for path in folder.iterdir()):
+        if any(key in path.read_bytes() for key in old):
+            yield f"an old wrapping key is still in {path.name}"
 
 
 def lies(
@@ -340,29 +238,32 @@ def faults_of(calls: list[int]) -> Iterator[Fault]:
 
 def walked(folder: Path, name: str, nth: Callable[[int], bool]) -> dict[str, Any]:
     """One work under every chosen fault: how many there were, and what went wrong."""
-    work, template = WORKS[name], folder / "template"
+    # Always at one path: a ledger notes where its backups lie.
+    work, place, template = WORKS[name], folder / "place", folder / "template"
 
     def begin() -> None:
         if name != "making":
-            with opened(template, work) as memory:
+            with opened(place, work) as memory:
+                (place / "code").write_text(memory.recovery_code)
                 work.before(memory)
 
-    template.mkdir()
-    in_child(begin)
-    reference, peek = folder / "reference", folder / "peek"
-    shutil.copytree(template, reference)
-    _, _, calls = in_child(lambda: struck(reference, work, None))
-    _, expected = in_child(lambda: judged(reference, work, {}, None))
-    shutil.copytree(template, peek)
-    before = {"operations": {}} if name == "making" else in_child(lambda: looked(peek, work))
+    def afresh() -> Path:
+        shutil.rmtree(place, ignore_errors=True)
+        return shutil.copytree(template, place)
 
-    tried, wrong, ends = 0, [], Counter[str]()
+    for machine in (place, place / "new", place / "machine"):
+        settings_of(machine)
+    place.mkdir()
+    in_child(begin)
+    place.rename(template)
+    before = looked_before(afresh(), work)
+    _, _, calls = in_child(partial(struck, afresh(), work, None))
+    wrong, expected = in_child(partial(judged, place, work, before, None))
+
+    tried, ends = 0, Counter[str]()
     for n, fault in enumerate(faults_of(calls)):
         if nth(n):
-            place = folder / "place"
-            shutil.copytree(template, place)
-            ended, complaints = tried_once(place, work, fault, (before, expected))
-            shutil.rmtree(place)
+            ended, complaints = tried_once(afresh(), work, fault, (before, expected))
             wrong += [f"{name}, {fault.call} {fault.at} {fault.mode}: {it}" for it in complaints]
             tried, ends = tried + 1, ends + Counter({f"{fault.mode}: {ended}": 1})
     return {"tried": tried, "wrong": wrong, "ends": ends}
@@ -382,6 +283,8 @@ def tried_once(
         return "nothing", ["the process ended"]
     ended, closed, verdict = said or (None, None, None)
     complaints = [it[1] for it in (ended, closed) if it and it[0] == "traceback"]
+    if work.disk and ended and ended[0] != "done":
+        complaints.append(f"a fault of another disk came through: {ended}")
     verdict = verdict or in_child(lambda: judged(place, work, before, ended))
     complaints += verdict[0]
     if (found := verdict[1]) != expected:

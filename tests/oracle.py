@@ -13,6 +13,8 @@ from memoranda.ledger.events import (
     BindingChanged,
     ConflictBody,
     ConflictChanged,
+    ForgetHeld,
+    ForgetReleased,
     IntentBody,
     Message,
     MessageCaptured,
@@ -56,12 +58,13 @@ class Oracle:
 
     authority: Authority
     is_embedded: bool
+    has_window: bool = False
     position: int = 0
     term: int = 0
     holder: str = "local"
     takeovers: int = 0
     wrote: dict[str, int] = field(default_factory=dict)
-    """When each host last wrote, in microseconds."""
+    """When each host last wrote, in microseconds of the clock."""
     open: dict[str, str] = field(default_factory=dict)
     """The operations that hold a record, with that record."""
     ended: dict[str, int] = field(default_factory=dict)
@@ -78,6 +81,14 @@ class Oracle:
     """What was ever said about a record."""
     gone: set[str] = field(default_factory=set)
     """What no body may say any more."""
+    fallen: set[str] = field(default_factory=set)
+    """What of it was forgotten, and not only aborted: what no backup gives back either."""
+    kept: dict[str, set[str]] = field(default_factory=dict)
+    """What a record said that the person may take back."""
+    held: dict[str, str] = field(default_factory=dict)
+    """The names of what is held, with its record."""
+    owed: str | None = None
+    """The record of which the next event must hold what it said."""
     refs: dict[str, str] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     blocked: set[str] = field(default_factory=set)
@@ -86,6 +97,7 @@ class Oracle:
         """Reads the next event, which a process of `host` appended."""
         assert event.position == self.position + 1
         self.position = event.position
+        self._kept(event)
         match event.header:
             case TermTaken(term=term):
                 assert term == self.term + 1
@@ -103,7 +115,6 @@ class Oracle:
                 self._committed(event)
             case ConflictChanged():
                 self._conflict(event)
-        self.wrote[host] = event.recorded_at
         assert self.holder == host, "an older term appends nothing"
 
     def value(self, record_id: str) -> dict | None:
@@ -171,9 +182,42 @@ class Oracle:
         assert self.authority.allows(body.actor)
         self.names[body.operation_id], self.records[body.value["id"]] = operation, record
         self._say(operation, record, body)
+        if body.command["name"] == "take_back":
+            self.said[record].add(str(body.value["content"]))
         if header.status == "forgotten":
-            self.gone |= set().union(*(self.said.pop(each, set()) for each in self._about(record)))
+            self._forgotten(record, by_model=body.actor.role != "client")
         self._sources(body, previous)
+
+    def _forgotten(self, record: str, *, by_model: bool) -> None:
+        """What the record said is held, or gone; of what lies beside it nothing is held."""
+        said = self.said.pop(record, set())
+        self._fall(set().union(*(self.said.pop(each, set()) for each in self._about(record))))
+        if by_model and self.has_window:
+            self.kept.setdefault(record, set()).update(said - self.gone)
+            self.owed = record
+        else:
+            self._fall(said | self.kept.pop(record, set()))
+            self.held = {name: of for name, of in self.held.items() if of != record}
+
+    def _fall(self, said: set[str]) -> None:
+        self.fallen |= said
+        self.gone |= said
+
+    def _kept(self, event: Event) -> None:
+        """What a model forgot is held by the very next event, and let go of by its name."""
+        is_held = isinstance(event.header, ForgetHeld)
+        assert self.owed is None or (is_held and _tag(event, "rec") == self.owed)
+        self.owed = None
+        if is_held:
+            self.held[_tag(event, "held")] = _tag(event, "rec")
+        if isinstance(event.header, ForgetReleased):
+            self._released(event)
+
+    def _released(self, event: Event) -> None:
+        names = [tag for tag in event.row.tags if tag.startswith("held:")]
+        records = [self.held.pop(name) for name in names]
+        for record in set(records) - set(self.held.values()):
+            self._fall(self.kept.pop(record) - self.said[record])
 
     def _about(self, record: str) -> list[str]:
         return [record, *(name for name in self.said if record in name.split())]

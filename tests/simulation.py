@@ -3,6 +3,7 @@
 import random  # noqa: TID251  # seeded dice, no entropy
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from tests.oracle import Authority, Oracle
 from tests.providers import Company, company
 
 from memoranda.ledger.authority import BackgroundItem, Caller, ModelSession, PersonClient
+from memoranda.ledger.backups import BackupReport, LogCopy
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Authorization, Binding, Message, RecordCommitted, Task, Value
 from memoranda.ledger.personal import record_id_of
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, ForgetReceipt, Receipt
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.rules import ABORTED
 from memoranda.ledger.stamps import microseconds, moment_of
 from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 SESSIONS = ("s-main-1", "s-main-2")
 ITEMS = ("task-7", "task-9")
@@ -32,7 +37,7 @@ GOING_ON: dict[str | None, tuple[str, ...]] = {
     "accepted": ("correct", "correct", "tier", "retire", "forget"),
     "retired": ("reactivate", "forget"),
     "rejected": (*OPENING, "forget"),
-    "forgotten": OPENING,
+    "forgotten": (*OPENING, "take_back", "take_back", "take_back"),
 }
 BY_HAND = {"propose": "publish", "revise": "correct"}
 BETWEEN = {"commit:prepared", "commit:protected", "reconcile:drained"}
@@ -88,12 +93,14 @@ class Simulation:
         self.receipts: dict[str, Receipt | AbortReceipt] = {}
         self.conflicts: list[str] = []
         self.acting: list[Process] = []
+        self.copy_made: LogCopy | None = None
         self.fuse: int | None = None
         self.dies_with_all = False
         self.steps = 0
         is_foreign = self.chance(0.4)
         self.firm = hired(self.trouble) if is_foreign else None
-        self.oracle = Oracle(Authority(), is_embedded=not is_foreign)
+        self.window_hours = 2 * (seed % 2)
+        self.oracle = Oracle(Authority(), is_embedded=not is_foreign, has_window=seed % 2 > 0)
         ports = self.firm.ports if self.firm else EMBEDDED
         places = ("local", ports), ("local", ports), ("local", EMBEDDED), ("other", ports)
         self.processes = [Process(*place) for place in places]
@@ -193,6 +200,7 @@ class Simulation:
         process.memory = open_memory(
             "us_alice", data=folder / "data", state=folder / "state", home=folder,
             stamps=self.world.stamps, host=process.host, ports=process.ports,
+            forget_window_hours=self.window_hours,
         )  # fmt: skip
         self.look(process)
         process.takeovers = self.oracle.takeovers
@@ -202,6 +210,9 @@ class Simulation:
         with self.alive[0].memory._parts.log.reading() as store:
             for event in store.page(self.oracle.position, 1000):
                 self.oracle.take(event, process.host)
+                # By the clock: where it has jumped back, the log's own time is ahead of it.
+                clock = microseconds(self.world.moment)
+                self.oracle.wrote[process.host] = min(event.recorded_at, clock)
                 if isinstance(event.header, RecordCommitted):
                     process.committed.add(event.position)
 
@@ -209,6 +220,7 @@ class Simulation:
 
     def begin(self, process: Process) -> None:
         self.restart(process)
+        self.code = process.memory.recovery_code
         messages = (
             {"session": session, "seq": seq, "role": "user", "text": f"{session} {seq}"}
             for session, seq in SAID
@@ -312,7 +324,7 @@ class Simulation:
             (30, self.says), (11, self.prepares), (16, self.says_again), (5, self.says_otherwise),
             (11, self.commits_what_is_open), (12, self.guards_change), (5, self.conflict),
             (4, self.many), (7, self.reconciles), (1, self.rotates), (5, self.time_jumps),
-            (3, self.message), (5, self.reads),
+            (3, self.message), (5, self.reads), (2, self.backs_up),
         )  # fmt: skip
         weights, actions = zip(*weighted, strict=True)
         return self.dice.choices(actions, weights)[0]
@@ -356,6 +368,7 @@ class Simulation:
             "retire": {**on_record, "reason": f"«{operation}»"},
             "tier": {**on_record, "tier": self.dice.choice(["core", "detail"])},
             "reactivate": on_record,
+            "take_back": on_record,
             "forget": {**on_record, "with_sources": self.chance(0.2)},
         }[name]
         self.sent.append((caller, {"name": name, "operation_id": operation, **fields}))
@@ -452,6 +465,11 @@ class Simulation:
             assert error.refused.refusal is Refusal.EXECUTION_FENCED  # noqa: PT017
             assert process.takeovers != self.oracle.takeovers
 
+    def backs_up(self, process: Process) -> None:
+        answer = process.memory.backup(self.root / "away")
+        assert isinstance(answer, BackupReport)
+        self.copy_made = answer.copy_made
+
     def time_jumps(self, _: Process) -> None:
         self.world.move(seconds=self.dice.choice([0.001, 1, 61, 90, 4000, -1, -61, -4000]))
 
@@ -510,10 +528,14 @@ class Simulation:
         self.world.at_step = lambda _: None
         head = self.alive[0].memory._parts.log.head()
         for process in self.alive:
+            # A closing finishes what is owed; here, while somebody can see who appended it.
+            with suppress(RefusedError):
+                process.memory.finish_forgets()
+            self.look(process)
             process.memory.close()
             process.memory = None
         self.world.moment = max(self.world.moment, moment_of(head.recorded_at))
-        self.world.move(seconds=61)
+        self.world.move(hours=self.window_hours, seconds=61)
         last = Process("local", EMBEDDED)
         self.processes = [last]
         self.act(last, self.restart)
@@ -522,12 +544,33 @@ class Simulation:
             assert isinstance(first, AbortReceipt)
             assert self.settle(last, operation) == first
         assert not self.oracle.open
+        assert not self.oracle.held
+        assert not self.oracle.kept
         self.reads(last)
         self.nothing_is_half_there(last.memory)
         assert last.memory.audit.verify().findings == ()
         chain = last.memory._parts.log.head().chain
         last.memory.close()
+        if self.copy_made:
+            self.comes_back(self.copy_made)
         return chain.hex()
+
+    def comes_back(self, copy: LogCopy) -> None:
+        """On an empty machine: all that had ended by then, and nothing of what is gone since."""
+        machine = self.root / "machine"
+        where = {"data": machine / "data", "state": machine / "state", "home": machine}
+        settings, asked = load_settings(space="us_alice", **where), Asked(code=self.code)
+        report = restore(settings, self.world.stamps, self.root / "away", asked)
+        assert (report.position, report.findings, report.is_served) == (copy.position, (), True)
+        with open_memory("us_alice", **where, stamps=self.world.stamps, create=False) as memory:
+            self.nothing_is_told(memory, self.oracle.fallen)
+            for operation, receipt in self.receipts.items():
+                if receipt.position <= copy.position:
+                    assert memory.operation(operation).receipt.position == receipt.position
+            values = [it for it in self.oracle.values.values() if it]
+            forgotten = {it["id"] for it in values if it["status"] == "forgotten"}
+            for read in memory.records(include_inactive=True):
+                assert read.record.id not in forgotten or read.record.status == "forgotten"
 
     def nothing_is_half_there(self, memory: Memory) -> None:
         """Every operation is complete or absent, and no body says what is gone."""
@@ -538,10 +581,13 @@ class Simulation:
                 assert self.oracle.agrees(read, operation)
             else:
                 assert isinstance(read, Refused) or read.intent is None
+        self.nothing_is_told(memory, self.oracle.gone)
+
+    def nothing_is_told(self, memory: Memory, gone: set[str]) -> None:
         with memory._parts.log.reading() as store:
             bodies = [event.body(Value) for event in store.page(0, 10_000)]
         kept = " ".join(body.model_dump_json() for body in bodies if body)
-        assert not [text for text in self.oracle.gone if text in kept]
+        assert not [text for text in gone if text in kept]
 
 
 def drop(memory: Memory) -> None:

@@ -34,6 +34,7 @@ VAGUE = {
 }
 READS_THE_OUTSIDE = {
     "ledger/stamps.py": "the injected clock and entropy come from here",
+    "tools/benchmarks/forget.py": "measures seconds",
     "tools/benchmarks/hot.py": "measures seconds",
     "tools/benchmarks/startup.py": "measures seconds",
     "tools/benchmarks/step.py": "measures seconds, on repeatable texts",

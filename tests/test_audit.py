@@ -159,7 +159,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
     """The one ledger of this room, closed; tests work on copies."""
     books = Books(tmp_path_factory.mktemp("books"))
     place = {"data": books.folder / "data", "state": books.folder / "state"}
-    memory = open_memory(SPACE, **place, home=books.folder)
+    memory = open_memory(SPACE, **place, home=books.folder, forget_window_hours=1)
     live(memory)
     migrate(memory, tmp_path_factory.mktemp("earlier") / "old.jsonl")
     gone = memory.publish("secret plan", SECRETS[4])
@@ -170,6 +170,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Books:
         books.removed_key = raw.execute(query, (key_id,)).fetchone()
     assert memory.forget(gone.record_id, 2).status == "forgotten"
     assert memory.finish_forgets() == ()
+    held = memory.remember(SECRETS[4] + "?")
+    primary = memory.acting_as(ModelSession(SESSION, "agent-main"))
+    assert primary.forget(held.record_id, 1).erased_at is None
+    assert memory.release_held() == ()
     hidden = Fall(records=(), messages=(f"personal-message:{SESSION}:6",))
     assert memory.forget_many(hidden, with_sources=True).messages == 1
     assert memory.remember("one more after the forget").to_revision == 1
@@ -207,8 +211,8 @@ def test_a_log_of_every_kind_of_event_has_no_findings(books):
     assert not report.is_truncated
     ((events,),) = books.ask("SELECT count(*) FROM events")
     ((bodies,),) = books.ask("SELECT count(*) FROM bodies")
-    assert (report.events, report.opened, report.erased) == (events, bodies, 4)
-    assert (report.position, report.key_epoch, report.records) == (events, 5, 6)
+    assert (report.events, report.opened, report.erased) == (events, bodies, 6)
+    assert (report.position, report.key_epoch, report.records) == (events, 6, 7)
 
 
 def test_an_audit_changes_no_row_of_the_log(books):
@@ -237,7 +241,7 @@ def tampering(event_type: str, statement: str, *kinds: str) -> Tampering:
 
 RECORD, MESSAGE, CONFLICT = "record.committed/1", "message.captured/1", "conflict.changed/1"
 BINDING, ROTATED, COMPLETED = "binding.changed/1", "keys.rotated/1", "forget.completed/1"
-HERE = "WHERE position = ?"
+HELD, HERE = "forget.held/1", "WHERE position = ?"
 
 
 def header(old: str, new: str) -> str:
@@ -263,6 +267,10 @@ IN_EVENTS = {
     "a header's field": tampering(MESSAGE, header("bucket", "basket"), "chain", "seal"),
     "a rotation's header": tampering(ROTATED, header("2", "9"), "chain"),
     "a completion's header": tampering(COMPLETED, header(":", ":1"), "chain"),
+    "a window's end": tampering(HELD, header('"until":', '"until":1'), "chain"),
+    "what a release explains": tampering(
+        HELD, event("tags = replace(tags, 'held:', 'hold:')"), "chain", "tag", "body"
+    ),
     "a commitment": tampering(RECORD, event("commitment = zeroblob(32)"), "chain", "seal"),
     "an empty commitment": tampering(MESSAGE, event("commitment = x''"), "chain", "seal"),
     "a link": tampering(RECORD, event("chain = zeroblob(32)"), "chain"),
@@ -407,7 +415,7 @@ def test_a_head_that_lies_about_the_key_epoch_leaves_a_trace_in_the_log(books, s
     report = books.audit()
 
     assert report.findings
-    assert report.key_epoch == 5
+    assert report.key_epoch == 6
 
 
 # -- keys and views changed -----------------------------------------------------------------------
@@ -438,7 +446,7 @@ def test_a_missing_key_is_found_by_a_process_that_had_it_open(books):
 
 
 def test_a_forgotten_key_put_back_is_found_at_its_tombstone(books):
-    ((tombstone,),) = books.ask("SELECT position FROM events WHERE instr(header, 'forgotten')")
+    ((tombstone,),) = books.ask("SELECT min(position) FROM events WHERE instr(header, 'forgotten')")
 
     books.change(books.keys, "INSERT INTO keys VALUES (?, ?, ?)", *books.removed_key)
 

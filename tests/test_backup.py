@@ -466,6 +466,30 @@ def test_every_known_destination_is_rewritten_after_a_rotation(memory, tmp_path)
     assert {read_bundle(place / SPACE).key_epoch for place in places} == {key_epoch}
 
 
+@pytest.mark.parametrize("step", ["rotate:slot-written", "rotate:rewrapped", "rotate:truncated"])
+def test_a_backup_after_a_rotation_that_was_cut_short_opens_with_the_code(
+    opened, world, away, elsewhere, restored, step
+):
+    memory = opened()
+    memory.publish("home", "I live in Kyoto")
+
+    def stop(name: str) -> None:
+        if name == step:
+            raise Stopped
+
+    world.at_step = stop
+    with pytest.raises(Stopped):
+        memory.rotate_keys()
+    world.at_step = lambda _: None
+    for number in range(70):  # more than lie ready: keys are minted under the new one too
+        memory.publish(f"key {number}", f"fact {number}")
+    memory.backup(away)
+
+    assert restored(elsewhere, away, code=memory.recovery_code).is_served
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
+        assert len(back.records()) == 71
+
+
 def test_a_bundle_that_is_replaced_is_overwritten_first(memory, away):
     memory.backup(away)
     held = (away / SPACE / FILE_NAME).open("rb")

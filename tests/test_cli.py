@@ -22,7 +22,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from memoranda.ledger.authority import BackgroundItem
+from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.receipts import Receipt
 from memoranda.tools.cli import application, main
@@ -84,7 +84,11 @@ class Terminal:
 
     def memory(self) -> Memory:
         """The same ledger from Python."""
-        return open_memory("me", **{n: self.folder / n for n in ("data", "state", "home")})
+        return open_memory("me", **self.folders)
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        return {name: self.folder / name for name in ("data", "state", "home")}
 
     def remembered(self, text: str, *more: str) -> str:
         """The id of a fact that is remembered now."""
@@ -345,6 +349,32 @@ def test_a_record_goes_through_its_whole_life(run: Terminal) -> None:
     assert "Lisbon" not in run("show", name, "--history").out
     assert run("list").out == "Nothing is remembered yet: `memoranda remember TEXT` keeps a fact.\n"
     assert f"{name}  8    forgotten" in run("list", "--all").out
+
+
+def test_what_a_model_forgot_is_listed_taken_back_or_let_go_of(run: Terminal) -> None:
+    run.env["MEMORANDA_FORGET_WINDOW_HOURS"] = "24"
+    record_id = run.proposed()
+    named = {"expected_revision": 1, "reason": "wrong"}
+    with open_memory("me", **run.folders, forget_window_hours=24) as memory:
+        primary = memory.acting_as(ModelSession("s", "agent-main"))
+        assert primary.forget(record_id, **named).erased_at is None
+
+    listed, finished = run("forgotten", "list").out, run("forgotten", "finish").out
+    assert "wrong, by session s (agent-main), revision 1 held for you until 20" in listed
+    assert "memoranda forgotten take-back RECORD" in listed
+    assert "Not erased yet: held for the person until 20" in finished
+    assert "held  position" in run("forgotten", "prove", "Lin will be").out
+    assert run("doctor").out.count("can be taken back") == 1
+    back = run("forgotten", "take-back", record_id[:14], "--json")
+    assert back.answer["receipt"]["status"] == "accepted"
+    assert run("forgotten", "take-back", record_id, "--held", "1").out.startswith("Taken back:")
+    assert run("forgotten", "take-back", record_id, "--held", "7").err.startswith("invalid_trans")
+    assert "erased from every file" in run("forgotten", "finish", "--now").out
+    assert run("forgotten", "take-back", record_id).code == 1
+    assert run("forget", record_id, "--reason", "no such").code == 2
+    assert run("forget", record_id, "--reason", "requested").code == 0
+    assert "requested, by you" in run("forgotten", "list").out
+    assert run("audit", "verify").code == 0
 
 
 def test_a_stale_revision_is_refused_with_the_current_one(run: Terminal) -> None:
@@ -703,10 +733,11 @@ def test_the_version_is_told(run: Terminal) -> None:
 
 def test_every_command_takes_json_and_every_writing_one_an_operation() -> None:
     on_records = {"accept", "reject", "correct", "add", "drop", "retire", "reactivate", "forget"}
+    on_records.add("take-back")
 
     options = dict(_options_by_command(get_command(application())))
 
-    assert len(options) == 39
+    assert len(options) == 40
     assert all("--json" in known for known in options.values())
     assert {name for name, known in options.items() if "--operation" in known} == {
         "remember",

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import faults
+from tests import fault_works, faults
 from tests.sites import Site
+
+from memoranda.ledger.bundles import FILE_NAME
 
 STRIDE = 7
 """The gate takes every seventh fault; a number that no count of modes divides."""
 
-WORKERS = 2
+WORKERS = min(4, os.cpu_count() or 1)
 ROOT = Path(__file__).parents[1]
 
 
@@ -75,3 +77,29 @@ def test_an_answer_that_lies_is_found_out():
     )
     assert lies(["fault", "full"], written) == lies(["refused", "BUSY"], written) == 2
     assert lies(["unknown", None], written) == 1
+
+
+def test_a_backup_that_does_not_hold_is_found_out(tmp_path):
+    work, inner = fault_works.WORKS["backup"], tmp_path / "away" / fault_works.SPACE
+    with fault_works.opened(tmp_path, work) as memory:
+        (tmp_path / "code").write_text(memory.recovery_code)
+        fault_works.backed_up(memory)
+        old_bundle = (inner / FILE_NAME).read_bytes()
+        fault_works.forget(memory)
+        records = fault_works.records_of(memory)
+
+    def found() -> str:
+        return "\n".join(fault_works.is_tidy(tmp_path, work, records))
+
+    assert found() == ""
+    (inner / "log.new").touch()
+    assert "beside the backup lie" in found()
+    (inner / "log.new").unlink()
+    bundle = (inner / FILE_NAME).read_bytes()
+    (inner / FILE_NAME).write_bytes(old_bundle)
+    assert "still found" in found()
+    assert "the bundle is of key epoch 1" in found()
+    (inner / FILE_NAME).write_bytes(bundle)
+    (log,) = inner.glob("log-*.db")
+    log.write_bytes(log.read_bytes()[:-4096])
+    assert "does not come back" in found()

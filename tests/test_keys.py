@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from memoranda.ledger import keyring
+from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError, StorageFault
 from memoranda.ledger.keyring import BATCH, open_recovery_copy
 from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.sealing import derive, open_sealed_to, unwrap
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import open_memory
@@ -208,7 +210,7 @@ def test_a_key_is_bound_to_its_epoch(opened, folder):
 def test_the_secret_and_the_recovery_key_may_not_change_places(opened, folder):
     opened().close()
 
-    swapped_wraps(folder, "secret", "recovery")
+    swapped_wraps(folder, "secret", "recovery/public")
 
     with pytest.raises(IntegrityFault, match="does not unwrap"):
         opened()
@@ -500,6 +502,48 @@ def test_a_new_recovery_code_ends_the_one_before(opened):
     memory.close()
     memory = opened()
     assert (memory.is_recovery_code(new), memory.is_recovery_code(old)) == (True, False)
+
+
+def test_no_key_of_today_opens_a_recovery_copy(opened):
+    """Or who has today's keys and a bundle from before a forget would need no code."""
+    memory = opened()
+    memory.remember("a fact")
+    keyring = memory._parts.log._keyring
+    copy = keyring.recovery_copy()
+    bound = keyring._bound("recovery/public", 1)
+    kept = [keyring._secret(key_id) for key_id, _, _ in keyring.rows()]
+    assert len(kept) > BATCH
+
+    for secret in [*kept, *memory._parts.log._vault.read().values()]:
+        with pytest.raises(IntegrityFault):
+            open_sealed_to(secret, copy[4:], bound)
+        with pytest.raises(IntegrityFault):
+            unwrap(secret, copy[4:], bound)
+
+
+def test_what_an_earlier_version_kept_of_the_recovery_code_is_replaced_and_the_code_stays(
+    opened, tmp_path
+):
+    memory = opened()
+    code = memory.recovery_code
+    memory.backup(tmp_path / "away")
+    keyring = memory._parts.log._keyring
+    opens_copies = derive(base64.b32decode(code.replace("-", "")[:-4]), "recovery/v1")
+    with keyring._writing():
+        keyring._connection.execute("DELETE FROM keys WHERE key_id = 'recovery/public'")
+        keyring._insert([("recovery", opens_copies)])
+    before = read_bundle(tmp_path / "away" / SPACE).content
+    memory.close()
+
+    memory = opened()
+
+    assert memory.is_recovery_code(code)
+    assert {"recovery", "recovery/public"}.intersection(
+        key_id for key_id, _, _ in memory._parts.log._keyring.rows()
+    ) == {"recovery/public"}
+    bundle = read_bundle(tmp_path / "away" / SPACE)
+    assert bundle.content != before
+    assert open_recovery_copy(bundle.recovery, code, SPACE)[0] == 1
 
 
 # -- no key in clear ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -13,28 +14,41 @@ from tests.sites import SPACE, Site, positions_of
 
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import RecordCommitted
+from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.slots import SlotFile
+from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 KILLS_PER_LEDGER = 40
-LIFE_MAX_S = 0.1
+LIFE_MAX_S = 0.15
+DESTINATIONS = ("away", "further away")
+RESTORED_MAX = 6
+"""Copies of one ledger that the gate restores; an exhaustive run restores all of them."""
+
 Work = tuple[str, dict[str, Any]]
 """A verb of `Memory` with its arguments: the same once more is its retry."""
 
 
 def works(memory: Memory, dice: Random, life: int) -> Iterator[Work]:
     """A mix of everything that writes, and first what the process before has left open."""
-    verbs = ("publish", "publish", "prepare", "commit_many", "rotate_keys", "correct", "forget")
+    verbs = (*["publish"] * 3, "prepare", "commit_many", "rotate_keys", "correct", "forget",
+             "forget", "backup")  # fmt: skip
     for line in memory.operations(state="prepared"):
         yield ending(memory, line.operation_id, dice)
     live = [read.record for read in memory.records()]
     dice.shuffle(live)
     for turn in range(10_000):
-        name, verb = f"{life}-{turn}", dice.choice(verbs)
+        # On a slow machine, too, some lives are long enough for a backup.
+        name, verb = f"{life}-{turn}", "backup" if turn == life % 3 == 0 else dice.choice(verbs)
         fields = {"operation_id": f"op-{name}", "key": f"key {name}", "content": f"fact <{name}>"}
         match verb:
             case "rotate_keys":
                 yield verb, {}
+            case "backup":
+                yield back_up(memory, dice)
             case "commit_many":
                 many = [{**fields, "operation_id": f"op-{name}-{n}", "key": f"key {name} {n}"}
                         for n in range(3)]  # fmt: skip
@@ -51,6 +65,11 @@ def works(memory: Memory, dice: Random, life: int) -> Iterator[Work]:
                 yield "publish", fields
 
 
+def back_up(memory: Memory, dice: Random) -> Work:
+    folder = memory._parts.log.place.data.parents[1] / dice.choice(DESTINATIONS)
+    return "backup", {"folder": str(folder), "keep": 10_000}
+
+
 def ending(memory: Memory, operation_id: str, dice: Random) -> Work:
     if dice.random() < 0.5:
         return "commit", {"request": memory.operation(operation_id).intent}
@@ -63,7 +82,10 @@ MOVING = dict.fromkeys(("replayed", "erased_at", "pending", "copies", "forgotten
 
 
 def done(memory: Memory, work: Work) -> list[dict[str, Any]]:
-    """Does it; the receipts in the answer, without saying whether they repeat one."""
+    """Does it; the receipts in the answer, without saying whether they repeat one.
+
+    A backup's report stands for a receipt.
+    """
     verb, arguments = work
     answer = getattr(memory, verb)(**arguments)
     answers = [answer] if not isinstance(answer, tuple) else list(answer)
@@ -78,19 +100,27 @@ class Book:
 
     ends: dict[str, dict[str, Any]] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
+    copies: set[tuple[str, int]] = field(default_factory=set)
+    code: str = ""
     interrupted: int = 0
 
     def note(self, verb: str, receipts: list[dict[str, Any]]) -> None:
         for receipt in receipts:
-            operation_id = receipt["operation_id"]
-            if verb == "prepare":
-                self.prepared.add(operation_id)
-            else:
-                assert self.ends.setdefault(operation_id, receipt) == receipt
+            match verb:
+                case "backup":
+                    self.copies.add((receipt["destination"], receipt["copy_made"]["position"]))
+                case "prepare":
+                    self.prepared.add(receipt["operation_id"])
+                case _:
+                    assert self.ends.setdefault(receipt["operation_id"], receipt) == receipt
 
     @property
     def committed(self) -> list[dict[str, Any]]:
         return [end for end in self.ends.values() if end["outcome"] == "committed"]
+
+    def committed_until(self, position: int) -> set[str]:
+        ends = self.ends.items()
+        return {operation_id for operation_id, end in ends if end["position"] <= position}
 
     @property
     def forgotten(self) -> set[str]:
@@ -132,7 +162,8 @@ def take_stock(memory: Memory, book: Book, journal: list[Any]) -> None:
         receipts = done(memory, (verb, arguments))
         assert done(memory, (verb, arguments)) == receipts
         book.note(verb, receipts)
-    stands(memory, book, {r["operation_id"] for _, receipts in pairs for r in receipts})
+    answered = (r for _, receipts in pairs for r in receipts)
+    stands(memory, book, {r["operation_id"] for r in answered if "operation_id" in r})
 
 
 def stands(memory: Memory, book: Book, operation_ids: set[str]) -> None:
@@ -159,16 +190,47 @@ def close_the_book(site: Site, memory: Memory, book: Book) -> None:
     commits = [event.position for event in events if isinstance(event.header, RecordCommitted)]
     assert commits == sorted(end["position"] for end in book.committed)
 
+    nothing_forgotten_is_told(memory, book)
+    assert len(SlotFile(site.folder / "state" / SPACE / "slots").read()) == 1
+    assert memory.audit.verify(with_index=True).findings == ()
+    positions = positions_of(site)
+    assert positions == [*range(1, len(positions) + 1)]
+
+
+def nothing_forgotten_is_told(memory: Memory, book: Book) -> None:
+    with memory._parts.log.reading() as store:
+        events = store.page(0, 100_000)
     bodies = [event.body(event.header.BODY) for event in events if event.header.BODY]
     told = {name for body in bodies if body for name in re.findall("<.*?>", body.model_dump_json())}
     names = {end["record_id"]: f"<{end['operation_id'][3:]}>" for end in book.committed
              if end["from_revision"] is None}  # fmt: skip
     assert told.isdisjoint(names[record_id] for record_id in book.forgotten)
     assert [it for it in memory.remnants("fact <").remnants if it.kind == "file"] == []
-    assert len(SlotFile(site.folder / "state" / SPACE / "slots").read()) == 1
-    assert memory.audit.verify(with_index=True).findings == ()
-    positions = positions_of(site)
-    assert positions == [*range(1, len(positions) + 1)]
+
+
+def comes_back(site: Site, book: Book, copy: tuple[str, int]) -> None:
+    """On an empty machine the copy holds all that had ended by then, and nothing forgotten since.
+
+    What it restores from is moved there, so that the machines do not rewrite each other's keys.
+    """
+    destination, position = copy
+    machine = Site(site.folder / "machine")
+    shutil.copytree(destination, machine.folder / "away")
+    folders = {"data": machine.folder / "data", "state": machine.folder / "state"}
+    report = restore(
+        load_settings(space=SPACE, home=machine.folder, **folders),
+        Stamps(),
+        machine.folder / "away",
+        Asked(code=book.code, position=position),
+    )
+    assert (report.position, report.findings, report.is_served) == (position, (), True)
+    with machine.open(create=False) as memory:
+        stands(memory, book, book.committed_until(position))
+        nothing_forgotten_is_told(memory, book)
+        assert book.forgotten.isdisjoint(read.record.id for read in memory.records())
+        assert isinstance(memory.remember("and it goes on"), Receipt)
+        assert memory.audit.verify(with_index=True).findings == ()
+    shutil.rmtree(machine.folder)
 
 
 def test_processes_killed_at_any_moment_lose_nothing_acknowledged_and_leave_nothing_half_done(
@@ -181,9 +243,17 @@ def test_processes_killed_at_any_moment_lose_nothing_acknowledged_and_leave_noth
         for life in range(KILLS_PER_LEDGER):
             journal = live_and_die(site, dice, life)
             with site.open() as memory:
+                # The opening that made the space, and knew its code, may have been killed.
+                book.code = book.code or memory.recovery_code or memory.new_recovery_code()
                 take_stock(memory, book, journal)
         with site.open() as memory:
             close_the_book(site, memory, book)
         assert len(book.ends) > KILLS_PER_LEDGER
+        assert book.forgotten
+        copies = sorted(book.copies)
+        assert len(copies) > 1
+        few = len(copies) if exhaustive else min(len(copies), RESTORED_MAX)
+        for copy in dice.sample(copies, few):
+            comes_back(site, book, copy)
         interrupted += book.interrupted
     assert interrupted > KILLS_PER_LEDGER / 4

@@ -26,7 +26,10 @@ from memoranda.ledger.events import (
     DataSets,
     Delivery,
     ForgetCompleted,
+    ForgetHeld,
+    ForgetReleased,
     Header,
+    HeldWords,
     IntentBody,
     KeysRotated,
     LedgerRestored,
@@ -333,6 +336,56 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
     "forget.completed/1": [
         (ForgetCompleted(through=26), None),
         (ForgetCompleted(through=29, key_epoch=4), None),
+    ],
+    "forget.held/1": [
+        (
+            ForgetHeld(revision=2, until=1_790_000_000_000_000),
+            HeldWords(
+                record_id=HOME,
+                key="home",
+                content="I moved to Kyoto 🥜",
+                effective_at="2026-10-06T00:00:00Z",
+                expires_at="2027-10-06T00:00:00.5Z",
+            ),
+        ),
+        (
+            ForgetHeld(revision=1, until=1_790_000_000_000_001),
+            HeldWords(
+                record_id="old-7", key=None, content="Tea", effective_at=None, expires_at=None
+            ),
+        ),
+    ],
+    "forget.released/1": [
+        (
+            ForgetReleased(removed_keys=("a2V5LTE=", "a2V5LTI="), is_early=False, through=31),
+            None,
+        ),
+        (ForgetReleased(removed_keys=("a2V5LTM=",), is_early=True, through=0), None),
+    ],
+    "record.committed/1-reasoned": [
+        (
+            RecordCommitted(
+                family="personal",
+                outcome="committed",
+                from_revision=2,
+                to_revision=3,
+                status="forgotten",
+                term=4,
+                removed_keys=("a2V5LTE=", "a2V5LTI="),
+                reason="sensitive",
+            ),
+            RecordBody(
+                operation_id="op-2",
+                actor=PRIMARY,
+                command={"name": "forget", "reason": "sensitive"},
+                key=None,
+                expected="cd" * 32,
+                value=TOMBSTONE.model_dump(mode="json"),
+                conflicts=(CLOSED,),
+                opened_by_item=None,
+                earlier_rejections=(),
+            ),
+        )
     ],
     "record.committed/1-migrated": [
         (

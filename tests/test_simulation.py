@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from tests.simulation import Simulation
 
-from memoranda.ledger import decisions, guards, reconcile, rules
+from memoranda.ledger import decisions, guards, reconcile, restoring, rules
 from memoranda.ledger.case import Case
 from memoranda.ledger.events import OperationAborted
+from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.log import Log
 from memoranda.ledger.protection import Held
+from memoranda.ledger.replaying import Replayed
 from memoranda.ledger.sealed_store import DecidingStore
 from memoranda.ledger.sqlite_log import SQLiteRecorder, SQLiteTransaction
 
@@ -125,6 +127,18 @@ def a_forget_only_says_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "remove_keys", lambda *_: None)
 
 
+def a_restore_forgets_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(restoring, "replay", lambda *_: Replayed())
+
+
+def a_models_forget_is_not_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Case, "is_held_back", False)
+
+
+def what_is_held_is_never_let_go_of(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Forgetting, "release", lambda *_, **__: None)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -137,6 +151,9 @@ def a_forget_only_says_so(patch: pytest.MonkeyPatch) -> None:
         a_retry_is_a_new_operation,
         a_live_host_is_not_asked_for,
         a_forget_only_says_so,
+        a_restore_forgets_nothing_again,
+        a_models_forget_is_not_held,
+        what_is_held_is_never_let_go_of,
     ],
 )
 def test_a_planted_bug_is_found(memory_folder, monkeypatch, plant):

@@ -225,6 +225,7 @@ _GROUPS: dict[str, tuple[str, str, dict[str, Command]]] = {
             "prove": cli_recall.prove,
             "list": cli_recall.forgotten,
             "finish": cli_recall.finish,
+            "take-back": cli_forget.take_back,
         },
     ),
     "keys": (

@@ -13,8 +13,8 @@ from typing import TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from memoranda.projections.unseen import escaped, visible
 from memoranda.tools.render import line
-from memoranda.tools.unseen import is_unseen, visible
 
 UNBOUNDED_COLUMNS = 20_000
 """The width where nobody looks at a terminal: wider than any fact, so that no line is cut."""
@@ -59,9 +59,7 @@ class Answer:
 def put_json(fields: Mapping[str, object]) -> None:
     """One object on one line of standard output, valid in whatever encoding that has."""
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-    text = json.dumps(fields, ensure_ascii=not is_utf8)
-    if not text.isprintable():
-        text = "".join(json.dumps(it)[1:-1] if is_unseen(it) else it for it in text)
+    text = escaped(json.dumps(fields, ensure_ascii=not is_utf8))
     sys.stdout.write(f"{text}\n")
 
 

@@ -13,9 +13,9 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from memoranda.ledger.errors import Refusal, Refused
+from memoranda.projections.unseen import visible
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_run import Json, Run, run_of
-from memoranda.tools.unseen import visible
 
 if TYPE_CHECKING:
     from memoranda.ledger.capturing import CaptureReceipt

@@ -3,9 +3,9 @@
 import typer
 from rich.text import Text
 
+from memoranda.projections.unseen import visible
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
 from memoranda.tools.cli_run import Json, run_of
-from memoranda.tools.unseen import visible
 
 _STYLES = {"fine": "green", "note": "", "finding": "yellow"}
 

@@ -2,21 +2,31 @@
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Group, RenderableType
 
 from memoranda.ledger.errors import Refused
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem, put
-from memoranda.tools.cli_run import Expect, Json, Operation, Run, progress_bar, run_of
+from memoranda.tools.cli_run import (
+    Expect,
+    Json,
+    Operation,
+    RecordArgument,
+    Run,
+    progress_bar,
+    run_of,
+)
 from memoranda.tools.cli_writes import Asked, Target, decided
 from memoranda.tools.render import fall_page, line
 
 if TYPE_CHECKING:
-    from memoranda.ledger.receipts import Receipt
+    from memoranda.ledger.receipts import ForgetReceipt, Receipt
     from memoranda.ledger.sweeping import SweepReport
     from memoranda.tools.memory import Memory
+
+Why = Literal["unstated", "requested", "wrong", "outdated", "sensitive", "duplicate"]
 
 
 def forget(
@@ -40,6 +50,9 @@ def forget(
     with_sources: Annotated[
         bool, typer.Option("--with-sources", help="The captured messages it rests on as well.")
     ] = False,
+    reason: Annotated[
+        Why, typer.Option(help="Why, by a code: it stays readable with the tombstone.")
+    ] = "unstated",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would fall.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before many fall.")] = False,
     expect: Expect = None,
@@ -57,29 +70,36 @@ def forget(
     """
     is_many = source is not None or session is not None or everything
     if record is None and is_many:
-        wish = Wish(source, session, everything, with_sources, dry_run, yes, operation)
+        wish = Wish(source, session, everything, with_sources, reason, dry_run, yes, operation)
         return _many(context, wish)
     if record is None or is_many or dry_run:
         message = "one is named, or many by --source, --session or --everything"
         raise typer.BadParameter(message, context, param_hint="RECORD")
 
     def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
-        return _erased(memory, to, with_sources=with_sources)
+        return _erased(memory, to, with_sources=with_sources, reason=reason)
 
     return decided(context, Asked(record, expect, operation), verb, "Forgotten for good:")
 
 
-def _erased(memory: "Memory", to: Target, *, with_sources: bool) -> "Receipt | Refused":
-    answer = memory.forget(
-        to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
-    )
+def _erased(
+    memory: "Memory", to: Target, *, with_sources: bool, reason: Why
+) -> "Receipt | Refused":
+    def forgotten() -> "ForgetReceipt | Refused":
+        return memory.forget(
+            to.record_id,
+            to.revision,
+            with_sources=with_sources,
+            reason=reason,
+            operation_id=to.operation_id,
+        )
+
+    answer = forgotten()
     if isinstance(answer, Refused) or answer.erased_at is not None:
         return answer
     # This process ends here: it has nobody to share a key rotation with.
     memory.finish_forgets()
-    again = memory.forget(
-        to.record_id, to.revision, with_sources=with_sources, operation_id=to.operation_id
-    )
+    again = forgotten()
     is_replay = {"replayed": answer.replayed}
     return again if isinstance(again, Refused) else again.model_copy(update=is_replay)
 
@@ -92,6 +112,7 @@ class Wish:
     session: str | None
     everything: bool
     with_sources: bool
+    reason: Why
     dry_run: bool
     yes: bool
     operation: str | None
@@ -111,6 +132,7 @@ def _many(context: typer.Context, wish: Wish) -> Answer | Refused:
             report = memory.forget_many(
                 fall,
                 with_sources=wish.with_sources,
+                reason=wish.reason,
                 operation_id=run.operation(wish.operation),
                 progress=progress,
             )
@@ -133,6 +155,34 @@ def _told(report: "SweepReport") -> Answer:
     shown += [line(f"{count} refused: {code}", "yellow") for code, count in report.refused.items()]
     shown += [line(f"Not erased yet: {reason}.", "yellow") for reason in report.pending]
     return Answer({"report": report.model_dump(mode="json")}, shown)
+
+
+def take_back(
+    context: typer.Context,
+    record: RecordArgument,
+    *,
+    held: Annotated[
+        int | None,
+        typer.Option(
+            metavar="REVISION", min=1, help="What this revision said, not the newest held."
+        ),
+    ] = None,
+    expect: Expect = None,
+    operation: Operation = None,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Take back what a model's session has forgotten, while it is still held for you.
+
+    The record is remembered again, as your own words among the details. How long forgets are held
+    says the setting forget_window_hours; `memoranda forgotten list` shows what is held.
+    """
+
+    def verb(memory: "Memory", to: Target) -> "Receipt | Refused":
+        return memory.take_back(
+            to.record_id, to.revision, held_revision=held, operation_id=to.operation_id
+        )
+
+    return decided(context, Asked(record, expect, operation), verb, "Taken back:")
 
 
 def destroy(

@@ -7,12 +7,13 @@ import typer
 from rich.console import RenderableType
 
 from memoranda.ledger.errors import Refused
+from memoranda.projections.unseen import visible
 from memoranda.tools.cli_answers import Answer
 from memoranda.tools.cli_run import Json, run_of
 from memoranda.tools.render import line, pairs, proof_page, record_table, zone_page
-from memoranda.tools.unseen import visible
 
 if TYPE_CHECKING:
+    from memoranda.projections.history import RecordRead
     from memoranda.projections.query import QueryPage
 
 
@@ -132,18 +133,40 @@ def forgotten(
         page = memory.query(status="forgotten", include_inactive=True, limit=limit, cursor=cursor)
     if isinstance(page, Refused):
         return page
-    rows = [
-        (visible(read.record.id), f"revision {read.record.revision}, forgotten {read.decided_at}")
-        for read in page.records
-    ]
+    rows = [(visible(read.record.id), line(_burial(read))) for read in page.records]
     shown = [pairs(rows) if rows else line("Nothing was forgotten.")]
+    if any(read.forgotten and read.forgotten.held for read in page.records):
+        shown.append(line("`memoranda forgotten take-back RECORD` gives back what is held."))
     return Answer(page.model_dump(mode="json"), shown)
 
 
-def finish(context: typer.Context, *, _json: Json = False) -> Answer:
-    """Finish every erasure that was held up; the ledger also does so by itself."""
+def _burial(read: "RecordRead") -> str:
+    """When, why and by whom, and until when the person may take it back."""
+    words = f"revision {read.record.revision}, forgotten {read.decided_at}"
+    if read.forgotten is None:
+        return words
+    actor, held = read.forgotten.actor, read.forgotten.held
+    who = "you" if actor.role == "client" else f"session {actor.session_id} ({actor.agent_id})"
+    copies = (f", revision {it.revision} held for you until {it.until}" for it in held)
+    return f"{words}, {read.forgotten.reason}, by {who}{''.join(copies)}"
+
+
+def finish(
+    context: typer.Context,
+    *,
+    now: Annotated[
+        bool, typer.Option("--now", help="What is held for you to take back, too.")
+    ] = False,
+    _json: Json = False,
+) -> Answer | Refused:
+    """Finish every erasure that was held up; the ledger also does so by itself.
+
+    With --now it no longer waits for the window in which you can take a forget back.
+    """
     with run_of(context).memory() as memory:
-        reasons = memory.finish_forgets()
+        reasons = memory.release_held() if now else memory.finish_forgets()
+    if isinstance(reasons, Refused):
+        return reasons
     shown = [line(f"Not erased yet: {reason}.", "yellow") for reason in reasons]
     done = line("Everything that was forgotten is erased from every file.")
     return Answer({"pending": list(reasons)}, shown or [done])

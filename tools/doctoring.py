@@ -10,7 +10,9 @@ from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import RecordCommitted, Value
 from memoranda.ledger.forgetting import FORGETS, pending_in
+from memoranda.ledger.holding import all_held, until_of
 from memoranda.ledger.log import ANCHOR_EVENTS, Log
+from memoranda.ledger.stamps import moment_of, time_text
 from memoranda.tools.parts import Parts
 
 MENDED = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
@@ -35,6 +37,7 @@ def examined(parts: Parts) -> tuple[Check, ...]:
         _anchor(log),
         _journal(log),
         _erasures(log),
+        *_held(log),
         _operations(parts),
         *_bundles(log),
         *_state_folder(log),
@@ -97,6 +100,18 @@ def _erasures(log: Log) -> Check:
     if pending:
         return _finding("erasures", f"{pending} are not complete; `memoranda forgotten finish`")
     return _fine("erasures", "everything that was forgotten is erased")
+
+
+def _held(log: Log) -> Iterator[Check]:
+    with log.reading() as store:
+        ends = [until_of(it) for it in all_held(store)]
+    if ends:
+        last = time_text(moment_of(max(ends)))
+        message = (
+            f"{len(ends)} forgets of a model's session can be taken back, the last until {last};"
+            " `memoranda forgotten list` shows them, `memoranda forgotten finish --now` ends it"
+        )
+        yield Check(name="held", level="note", message=message)
 
 
 def _operations(parts: Parts) -> Check:

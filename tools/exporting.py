@@ -18,7 +18,7 @@ from memoranda.ledger.slots import sync_folder
 from memoranda.ledger.witness import ExportedFile
 from memoranda.projections.exporting import NO_REASON, Export, Readable
 from memoranda.projections.history import RecordRead
-from memoranda.tools.unseen import visible
+from memoranda.projections.unseen import visible
 
 Format = Literal["jsonl", "markdown"]
 

@@ -46,6 +46,8 @@ from memoranda.tools.settings import Settings, load_settings
 from memoranda.tools.system_keyring import SystemKeyring
 from memoranda.tools.writing import Writing
 
+HOUR_US = 3_600_000_000
+
 
 class Memory(Writing, Reading):
     """One person's memory, as one caller sees it; `acting_as` gives the same to another.
@@ -241,7 +243,8 @@ def assemble(
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
-        protocol = CommitProtocol(log, stamps, ports, forgetting)
+        window = settings.forget_window_hours * HOUR_US
+        protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
         forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
         if settings.legacy is not None:

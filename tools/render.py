@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from memoranda.tools.unseen import visible
+from memoranda.projections.unseen import visible
 
 if TYPE_CHECKING:
     # The pages of --help must not wait for the ledger.
@@ -38,6 +38,7 @@ _DEEDS = {
     "retire": "retired",
     "reactivate": "brought back",
     "forget": "forgotten",
+    "take_back": "taken back",
     "migrate": "taken over",
 }
 

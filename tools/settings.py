@@ -16,6 +16,8 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.log import LOCAL_HOST
 from memoranda.ledger.screening import SecretPolicy
 
+FORGET_WINDOW_HOURS_MAX = 24 * 366
+
 
 class Settings(BaseSettings):
     """Where one person's ledger lives and how it treats what comes in."""
@@ -50,6 +52,12 @@ class Settings(BaseSettings):
         None, description="File with the passphrase over the slots; 0600 and the user's own"
     )
     secrets: SecretPolicy = Field("refuse", description="What happens to text with a secret in it")
+    forget_window_hours: int = Field(
+        0,
+        ge=0,
+        le=FORGET_WINDOW_HOURS_MAX,
+        description="How long you can take back what a model's session forgets; 0 erases at once",
+    )
     legacy: Path | None = Field(
         None, description="File of an earlier store, migrated before anything is served"
     )

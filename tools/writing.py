@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from memoranda.ledger import events
+from memoranda.ledger.authority import PersonClient
 from memoranda.ledger.capturing import CaptureReceipt
-from memoranda.ledger.errors import Refused
-from memoranda.ledger.events import Tier
+from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.events import ForgetReason, Tier
 from memoranda.ledger.receipts import (
     ConflictReceipt,
     DeliveryReceipt,
@@ -18,7 +19,7 @@ from memoranda.ledger.receipts import (
     Receipt,
 )
 from memoranda.ledger.reconcile import Settled
-from memoranda.ledger.sweeping import SweepReport
+from memoranda.ledger.sweeping import SweepReport, SweptAway
 from memoranda.ledger.takeover import MigrationReport, Progress
 from memoranda.projections.falling import Fall
 from memoranda.projections.recall import StepRecall
@@ -223,15 +224,42 @@ class Writing(Seat):
         expected_revision: int,
         *,
         with_sources: bool = False,
+        reason: ForgetReason = "unstated",
         operation_id: str | None = None,
     ) -> ForgetReceipt | Refused:
-        """Leaves a tombstone and erases the rest; its captured messages too, if asked."""
+        """Leaves a tombstone and erases the rest; its captured messages too, if asked.
+
+        While the setting `forget_window_hours` holds what a model's session forgets, its receipt
+        says until when, and it takes no messages along.
+        """
         return self._parts.ledger.forget(
             self.caller,
             operation_id=self._operation(operation_id),
             record_id=record_id,
             expected_revision=expected_revision,
             with_sources=with_sources,
+            reason=reason,
+        )
+
+    def take_back(
+        self,
+        record_id: str,
+        expected_revision: int,
+        *,
+        held_revision: int | None = None,
+        operation_id: str | None = None,
+    ) -> Receipt | Refused:
+        """Accepts what a model's session forgot, as the person's own words; for the person alone.
+
+        The newest that is held, or what the revision `held_revision` said; `read` lists them. A
+        record that was opened again since is corrected to it.
+        """
+        return self._parts.ledger.take_back(
+            self.caller,
+            operation_id=self._operation(operation_id),
+            record_id=record_id,
+            expected_revision=expected_revision,
+            held_revision=held_revision,
         )
 
     def forget_many(
@@ -239,6 +267,7 @@ class Writing(Seat):
         fall: Fall,
         *,
         with_sources: bool = False,
+        reason: ForgetReason = "unstated",
         operation_id: str | None = None,
         progress: Progress | None = None,
     ) -> SweepReport | Refused:
@@ -249,14 +278,25 @@ class Writing(Seat):
         return self._parts.sweep.forget(
             self.caller,
             self._operation(operation_id),
-            [(record.record_id, record.revision) for record in fall.records],
-            fall.messages if with_sources else (),
+            SweptAway(
+                tuple((record.record_id, record.revision) for record in fall.records),
+                fall.messages if with_sources else (),
+                reason,
+            ),
             progress or _quiet,
         )
 
     def finish_forgets(self) -> tuple[str, ...]:
         """Finishes every erasure that was held up; why some still are, if so."""
-        return self._parts.forgetting.finish(is_urgent=True)
+        forgetting = self._parts.forgetting
+        return forgetting.finish(is_urgent=True) + forgetting.held()
+
+    def release_held(self) -> tuple[str, ...] | Refused:
+        """Erases at once whatever is held for the person; nothing of it can be taken back then."""
+        if not isinstance(self.caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
+        self._parts.forgetting.release(is_early=True)
+        return self.finish_forgets()
 
     def migrate(
         self, path: Path | str, *, dry_run: bool = False, progress: Progress | None = None

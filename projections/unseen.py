@@ -1,5 +1,6 @@
 """What a terminal or page would obey, or hide: written out, so that a reader sees it."""
 
+import json
 import unicodedata
 
 _JOINERS = "\u200c\u200d"
@@ -22,3 +23,13 @@ def visible(text: str, *, keep: str = "") -> str:
         else character
         for character in text
     )
+
+
+def escaped(text: str) -> str:
+    """JSON text that means the same, with nothing in it that its reader does not see.
+
+    A person is shown a fact in this form before accepting it, and a model gets it in the same.
+    """
+    if text.isprintable():
+        return text
+    return "".join(json.dumps(it)[1:-1] if is_unseen(it) else it for it in text)

@@ -1,0 +1,66 @@
+"""A file system of the test's own, in an image file: to read raw, and to cut the power of."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import pack
+
+import pytest
+
+MIB = 1 << 20
+SHUTDOWN = 0x8004587D
+"""FS_IOC_SHUTDOWN of ext4, XFS and others."""
+
+WITHOUT_FLUSHING = pack("I", 2)
+"""Not even the journal: what no fsync has made durable is lost."""
+
+
+class Disk:
+    """An ext4 file system in `image`, mounted at `at` between `mounted` and its end."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.image = folder / "disk.img"
+        self.at = folder / "disk"
+        self.at.mkdir()
+        with self.image.open("wb") as file:
+            file.truncate(size)
+        _run("mkfs.ext4", "-q", "-F", str(self.image))
+
+    @contextmanager
+    def mounted(self) -> Iterator[Path]:
+        _run("mount", "-o", "loop", str(self.image), str(self.at))
+        try:
+            yield self.at
+        finally:
+            _run("umount", str(self.at))
+
+    def cut_the_power(self) -> None:
+        """Everything fails from here on; after the next mount, what was not flushed is gone."""
+        root = os.open(self.at, os.O_RDONLY)
+        try:
+            fcntl.ioctl(root, SHUTDOWN, WITHOUT_FLUSHING)
+        finally:
+            os.close(root)
+
+
+def disk_of(folder: Path, size: int) -> Disk:
+    """A disk, or the reason why this machine has none."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a disk image takes root")
+    if not all(map(shutil.which, ("mkfs.ext4", "mount", "umount"))):
+        pytest.skip("there is no mkfs.ext4 or no mount here")
+    disk = Disk(folder, size)
+    try:
+        with disk.mounted():
+            disk.cut_the_power()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine mounts no image, or shuts none down: {error}")
+    return disk
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
