@@ -41,8 +41,8 @@ class Snapshot(Protocol):
 
     head: Head
 
-    def latest(self, tag: str, event_types: Sequence[str]) -> Row | None:
-        """The newest event of some types under a tag; its cost does not grow with the others."""
+    def latest(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Row | None]:
+        """The newest event under each tag of some types; the others there cost nothing."""
         ...
 
     def read(

@@ -22,14 +22,18 @@ _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment,
 
 
 @cache
-def _latest(types: int) -> str:
+def _latest(types: tuple[int, ...]) -> str:
+    """The newest event under each of some tags, by how many types are asked for there."""
+    return " UNION ALL ".join(
+        f"SELECT {n} AS n, {_COLUMNS} WHERE e.space = ? AND e.position = ({_newest(count)})"
+        for n, count in enumerate(types)
+    )
+
+
+def _newest(types: int) -> str:
     # One look-up for each type: left to IN, SQLite walks every event of the types under the tag.
-    newest = " UNION ALL ".join(
-        ["SELECT max(position) AS p FROM tags WHERE space = ? AND tag = ? AND type = ?"] * types
-    )
-    return (
-        f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position = (SELECT max(n.p) FROM ({newest}) n)"
-    )
+    each = "SELECT max(position) AS p FROM tags WHERE space = ? AND tag = ? AND type = ?"
+    return f"SELECT max(x.p) FROM ({' UNION ALL '.join([each] * types)}) x"
 
 
 class Cursor(Protocol):
@@ -78,13 +82,19 @@ class SQLSnapshot:
             raise IntegrityFault("the head row is damaged")
         return Head(position, link, term, key_epoch, _time(recorded_at))
 
-    def latest(self, tag: str, event_types: Sequence[str]) -> Row | None:
-        """The newest event of some types under a tag; its cost does not grow with the others."""
-        looked_up = (value for it in event_types for value in (self._space, tag, it))
-        row = self._connection.execute(
-            _latest(len(event_types)), (self._space, *looked_up)
-        ).fetchone()
-        return _row(row) if row else None
+    def latest(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Row | None]:
+        """The newest event under each tag of some types; the others there cost nothing."""
+        if not asked:
+            return []
+        space = self._space
+        values = [
+            value
+            for tag, types in asked
+            for value in (space, *(it for each in types for it in (space, tag, each)))
+        ]
+        sql = _latest(tuple(len(types) for _, types in asked))
+        found = {n: _row(row) for n, *row in self._connection.execute(sql, values).fetchall()}
+        return [found.get(n) for n in range(len(asked))]
 
     def read(
         self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
@@ -280,14 +290,14 @@ _TIME_MAX = 253_402_300_800_000_000
 """The year 10000, which no clock shows and no date can say."""
 
 
-def _row(columns: tuple[Any, ...]) -> Row:
+def _row(columns: Sequence[Any]) -> Row:
     if tuple(map(type, columns)) not in _ROW_TYPES or not 0 <= columns[2] < _TIME_MAX:
         columns = _retyped(columns)
     tags = tuple(columns[4].split("\n")) if columns[4] else ()
     return Row._make((*columns[:4], tags, *columns[5:]))
 
 
-def _retyped(columns: tuple[Any, ...]) -> tuple[Any, ...]:
+def _retyped(columns: Sequence[Any]) -> tuple[Any, ...]:
     """A row whose damage reaches into its types, as values that the chain will not confirm."""
     position, event_type, recorded_at, header, tags, commitment, link, key_id, sealed = columns
     if not isinstance(position, int):
