@@ -5,6 +5,7 @@ no notification. Statements whose answer nobody waits for travel with the next o
 """
 
 import os
+import select
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -231,8 +232,16 @@ def _pool(url: str) -> ConnectionPool[Raw]:
         max_size=POOL_MAX,
         open=True,
         kwargs={"autocommit": True},
-        check=ConnectionPool.check_connection,
+        check=_check,
     )
+
+
+def _check(raw: Raw) -> None:
+    """Raises psycopg.Error for a connection that has ended; asks the server only if it spoke."""
+    waiting = select.poll()
+    waiting.register(raw.fileno(), select.POLLIN)
+    if waiting.poll(0):
+        ConnectionPool.check_connection(raw)
 
 
 def _make_tables(url: str) -> None:
