@@ -37,7 +37,7 @@ class Settings(BaseSettings):
         None,
         pattern=r"^postgresql://",
         repr=False,
-        description="PostgreSQL server that keeps the log, as postgresql://…; else it is a file",
+        description="PostgreSQL server that keeps the log, as postgresql://…",
     )
     space: str = Field("me", description="Whose ledger: one person, one space")
     host: str = Field(
