@@ -13,12 +13,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from memoranda.ledger.commands import OperationId, Reason, Ref, Strict, storable
+from memoranda.ledger.commands import OperationId, Reason, Ref, Strict, shows, storable
 
 
 def _said(value: object) -> object:
     """The value, or None where nothing was said."""
-    return value if isinstance(value, str) and value.strip() else None
+    return value if isinstance(value, str) and shows(value) else None
 
 
 QUERY_POINTS_MAX = 100_000

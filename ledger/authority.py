@@ -85,8 +85,9 @@ def role_of(caller: Caller, binding: Binding | None, task: Task | None) -> Role 
         case BackgroundItem():
             return "item" if task is not None else None
         case ModelSession():
-            # Nobody is bound where a host's provider said so: the session is then empty.
-            is_bound = binding is not None and binding.session_id == (caller.session_id or None)
+            # Where a host's provider said that nobody is bound, it is to the session without a
+            # name, as which nobody acts.
+            is_bound = binding is not None and binding.session_id == caller.session_id
             return "primary" if is_bound else None
 
 

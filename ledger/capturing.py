@@ -1,18 +1,26 @@
-"""Taking a message into the log, once per address, under the key of its session and day."""
+"""What a host tells, by the rules of one door; and taking a message in, once per address."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
 
-from memoranda.ledger.commands import Strict, Time, storable
+from memoranda.ledger.authority import (
+    Auditor,
+    BackgroundItem,
+    Caller,
+    ModelSession,
+    PersonClient,
+)
+from memoranda.ledger.commands import Strict, Time, admit, storable
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Message, MessageCaptured, MessageHidden, Value
 from memoranda.ledger.guards import Seen, captured_at, message_guard
 from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sources import SEQ_MAX, message_ref
+from memoranda.ledger.sources import SEQ_MAX, message_ref, parse_ref
 from memoranda.ledger.stamps import moment_of, time_text
 
 BUCKET_MESSAGES = 64
@@ -37,14 +45,14 @@ def _text(text: str) -> str:
 
 
 HostId = Annotated[StrictStr, AfterValidator(_host_id)]
-Sequence = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
+Ordinal = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
 
 
 class IncomingMessage(Strict):
     """A message as the host persisted it; `at` is that time, the clock's when it is left out."""
 
     session: HostId
-    seq: Sequence
+    seq: Ordinal
     role: Literal["user", "assistant", "system", "tool"]
     text: Annotated[StrictStr, AfterValidator(_text)]
     at: Time | None = None
@@ -70,6 +78,96 @@ class IncomingMessage(Strict):
             generated=self.generated,
             truncated=self.truncated,
         )
+
+
+def _message_ref(text: str) -> str:
+    if parse_ref(text) is None:
+        raise PydanticCustomError("source_ref", "is a canonical personal-message reference")
+    return text
+
+
+class IncomingBinding(Strict):
+    """The session that becomes the primary one."""
+
+    session_id: HostId
+
+
+class IncomingTask(Strict):
+    """A background item; `captured_ref` names the message that asked for it."""
+
+    item_id: HostId
+    requirement_revision: Ordinal = 1
+    captured_ref: Annotated[StrictStr, AfterValidator(_message_ref)] | None = None
+
+
+class IncomingAuthorization(Strict):
+    """The person's leave for one item, under one requirement, in one executor session."""
+
+    authorization_id: HostId
+    item_id: HostId
+    requirement_revision: Ordinal
+    executor_session_id: HostId
+    guard_capable: StrictBool = True
+
+
+class IncomingStop(Strict):
+    item_id: HostId
+
+
+class IncomingRevocation(Strict):
+    authorization_id: HostId
+
+
+class AnsweredBinding(IncomingBinding):
+    """The primary session as a provider answers it; whose data that is follows from the port."""
+
+    binding_id: HostId
+
+
+class AnsweredTask(IncomingTask):
+    stopped: StrictBool
+
+
+class AnsweredAuthorization(IncomingAuthorization):
+    revoked: StrictBool
+
+
+class DataSetName(Strict):
+    name: HostId
+
+
+class ActingSession(Strict):
+    """A session and its agent, as the host vouches for them."""
+
+    session_id: HostId
+    agent_id: HostId
+
+
+class ActingItem(ActingSession):
+    """A background item's executor session."""
+
+    item_id: HostId
+    requirement_revision: Ordinal
+    authorization_id: HostId | None
+
+
+_ACTING: Mapping[type, type[Strict]] = {
+    ModelSession: ActingSession,
+    PersonClient: ActingSession,
+    BackgroundItem: ActingItem,
+    Auditor: Strict,
+}
+
+
+def admitted_caller(caller: Caller) -> Caller | Refused:
+    """The caller as it was given, once its identity has passed the door."""
+    shape = _ACTING.get(type(caller))
+    if shape is None:
+        return Refused(Refusal.INVALID_REQUEST, "caller", "is no caller of `ledger.authority`")
+    identity = admit(shape, {name: getattr(caller, name) for name in shape.model_fields})
+    if isinstance(identity, Refused):
+        return replace(identity, field=f"caller.{identity.field}")
+    return caller
 
 
 class CaptureReceipt(Value):

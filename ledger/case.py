@@ -1,8 +1,9 @@
 """One operation on one record: the request, who makes it, and what its boundary has shown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from memoranda.ledger.authority import Caller, actor_of
@@ -40,7 +41,8 @@ from memoranda.ledger.transitions import Author, Change, successor
 class Moment(NamedTuple):
     """What a decision takes from outside: the clock reading, the term, fresh ids.
 
-    `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost.
+    `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost,
+    `fences` are the fencing numbers of those that hold.
     `log_time` never runs backwards, and the window of a forget is measured by it; microseconds all.
     """
 
@@ -49,6 +51,7 @@ class Moment(NamedTuple):
     new_id: Callable[[str], str]
     data_sets: DataSets = DataSets()
     is_fenced: bool = False
+    fences: Mapping[str, int] = MappingProxyType({})
     log_time: int = 0
     forget_window: int = 0
 

@@ -54,8 +54,13 @@ def storable(text: str) -> str:
     return text
 
 
+def shows(text: str) -> bool:
+    """Whether there is anything to see in a text: more than spaces and marks without width."""
+    return any(unicodedata.category(it) not in {"Cc", "Cf", "Zl", "Zp", "Zs"} for it in text)
+
+
 def _content(text: str) -> str:
-    if not storable(text).strip():
+    if not shows(storable(text)):
         raise PydanticCustomError("empty", "must not be empty")
     if len(text.encode()) > CONTENT_BYTES_MAX:
         raise _over(f"{CONTENT_BYTES_MAX} bytes")
@@ -63,7 +68,7 @@ def _content(text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    if not storable(text).strip():
+    if not shows(storable(text)):
         raise PydanticCustomError("empty", "must not be empty")
     if len(text) > REASON_POINTS_MAX:
         raise _over(f"{REASON_POINTS_MAX} characters")

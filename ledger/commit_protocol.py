@@ -4,14 +4,16 @@ Source: PM 3.2. A refusal before the intent is durable leaves no trace; one afte
 receipt under the same id; a fault leaves the intent open, and its record held.
 """
 
+import fcntl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from memoranda.ledger.authority import Caller
-from memoranda.ledger.candidates import newest_of, stored_in
-from memoranda.ledger.case import Moment, operation_selector
+from memoranda.ledger.candidates import newest_of, prepared_on, stored_in
+from memoranda.ledger.case import Moment, operation_of, operation_selector
 from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import (
@@ -23,6 +25,7 @@ from memoranda.ledger.errors import (
 )
 from memoranda.ledger.events import OperationPrepared
 from memoranda.ledger.forgetting import Forgetting
+from memoranda.ledger.guards import reader_of
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
@@ -35,19 +38,27 @@ from memoranda.ledger.receipts import (
 )
 from memoranda.ledger.requests import Request
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
+from memoranda.ledger.sqlite_files import flocked
 from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A")
 Judged = Decided | Event | Receipt | Refused
 
 WRITER_WAIT_S = 10.0
-"""How long a commit waits for another one of this process that holds the same record."""
+"""How long a commit waits for another one of its host that holds the same record."""
+
+POLL_S = 0.02
 
 
 class Writers:
-    """The prepared commits that are under way in this process, one per record."""
+    """The prepared commits under way on one host: in this process one per record, and all at once.
 
-    def __init__(self) -> None:
+    Each holds its host's lock from before its intent until after its end, in whatever process it
+    is. To drain them is to take that lock whole, once a gate lets nobody else begin.
+    """
+
+    def __init__(self, folder: Path, host_tag: str) -> None:
+        self._gate, self._lock = (folder / f"{name}-{host_tag}" for name in ("gate", "writers"))
         self._changed = threading.Condition()
         self._busy: set[str] = set()
         self._is_stopped = False
@@ -69,8 +80,42 @@ class Writers:
                 self._busy.discard(record_id)
                 self._changed.notify_all()
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Among those under way; raises RefusedError (busy) when a drain does not end."""
+        with ExitStack() as held:
+            with flocked(self._gate, fcntl.LOCK_SH, WRITER_WAIT_S):
+                held.enter_context(flocked(self._lock, fcntl.LOCK_SH, WRITER_WAIT_S))
+            yield
+
+    @property
+    def are_others_live(self) -> bool:
+        """Whether anybody is under way, for one who is not."""
+        try:
+            with flocked(self._lock, fcntl.LOCK_EX, 0):
+                return False
+        except RefusedError:
+            return True
+
+    def pause(self) -> None:
+        """Waits a little, since nobody says what ends in another process."""
+        with self._changed:
+            self._changed.wait(POLL_S)
+
+    @contextmanager
+    def drained(self, within_s: float) -> Iterator[bool]:
+        """Lets nobody begin, in any process; whether those under way have ended in time."""
+        with ExitStack() as held:
+            try:
+                for path in (self._gate, self._lock):
+                    held.enter_context(flocked(path, fcntl.LOCK_EX, within_s))
+            except RefusedError:
+                yield False
+            else:
+                yield True
+
     def drain(self, within_s: float) -> bool:
-        """Waits for those under way; False when some are still not done."""
+        """Waits for those of this process; False when some are still not done."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy, within_s)
 
@@ -100,7 +145,7 @@ class CommitProtocol:
         self._stamps = stamps
         self._ports = ports
         self.forgetting = forgetting
-        self.writers = Writers()
+        self.writers = Writers(log.place.data, log.host_tag)
 
     @property
     def is_embedded(self) -> bool:
@@ -114,15 +159,36 @@ class CommitProtocol:
                 decision = self._judged(store, request, caller)
                 answer = _applied(store, decision)
             return self._rolled_on(decision, answer)
-        with self.writers.writing(request.record_id):
+        with self._turn(request):
             try:
                 prepared = self._prepare(request, caller)
             except RefusedError as error:
-                return _open(error.refused) if self._is_open(request) else error.refused
+                is_open = self._is_open(request)
+                return _open(error.refused, request) if is_open else error.refused
             if not isinstance(prepared, PreparedReceipt):
                 return prepared
             self._stamps.step("commit:prepared")
             return self._settle(request, caller)
+
+    @contextmanager
+    def _turn(self, request: Request) -> Iterator[None]:
+        """Alone on the record among the writers of this host that live (PM 3.2, step 3)."""
+        with self.writers.writing(request.record_id):
+            for _ in range(round(WRITER_WAIT_S / POLL_S)):
+                if not (self._is_held(request) and self.writers.are_others_live):
+                    break
+                self.writers.pause()
+            with self.writers.counted():
+                yield
+
+    def _is_held(self, request: Request) -> bool:
+        """Whether another operation holds the record."""
+        with self._log.reading() as store:
+            holder = store.select(prepared_on(request.record_id))
+            newest = store.select(operation_of(holder[0])) if holder else []
+            mine = store.select(operation_selector(request.operation_id))
+        is_open = bool(newest) and newest[0].position == holder[0].position
+        return is_open and [it.position for it in mine] != [holder[0].position]
 
     def _is_open(self, request: Request) -> bool:
         """Whether the operation was prepared before, and has no end."""
@@ -143,7 +209,7 @@ class CommitProtocol:
 
     def prepare(self, request: Request, caller: Caller) -> PreparedReceipt | Receipt | Refused:
         """Makes the intent durable and lets it hold its record."""
-        with self.writers.writing(request.record_id):
+        with self._turn(request):
             return self._prepare(request, caller)
 
     def decide_once(
@@ -166,8 +232,17 @@ class CommitProtocol:
         """
         if self.is_embedded:
             return
+        self._copy(caller, [])
+        if record_id is None:
+            return
         with self._log.reading() as known:
-            refs = _sources(known, record_id) if record_id else []
+            # Nobody's messages are asked for, for one who may not see them.
+            is_allowed = not isinstance(reader_of(known, caller, "evidence"), Refused)
+            refs = _sources(known, record_id) if is_allowed else []
+        if refs:
+            self._copy(caller, refs)
+
+    def _copy(self, caller: Caller, refs: list[str]) -> None:
         with held(self._ports, caller, refs, PROTECT_WITHIN_S) as protected:
             with self._log.reading() as known:
                 if not protected.news(known):
@@ -196,7 +271,7 @@ class CommitProtocol:
                 self._stamps.step("commit:protected")
                 with self._log.deciding() as store:
                     moment = self._moment(store, protected)
-                    is_fenced = moment.is_fenced or moment.term != term
+                    is_fenced = moment.is_fenced or store.held_term != term
                     moment = moment._replace(is_fenced=is_fenced)
                     slice_ = RecordSlice(request, caller, self._log.space, moment)
                     decision: Judged = judge(store, slice_, protected.observed(store))
@@ -205,7 +280,8 @@ class CommitProtocol:
             raise OutcomeUnknown(f"{fault}; the operation stays prepared") from fault
         except RefusedError as error:
             refused = error.refused
-            return refused if refused.refusal is Refusal.EXECUTION_FENCED else _open(refused)
+            is_fenced = refused.refusal is Refusal.EXECUTION_FENCED
+            return refused if is_fenced else _open(refused, request)
         return self._rolled_on(decision, answer)
 
     def _judged(self, store: DecidingStore, request: Request, caller: Caller) -> Judged:
@@ -229,16 +305,17 @@ class CommitProtocol:
             yield protected
 
     def _moment(self, store: DecidingStore, protected: Held | None = None) -> Moment:
-        is_fenced = protected is not None and not protected.is_current
-        return Moment(
+        moment = Moment(
             store.clock,
             store.head.term,
             self._stamps.new_id,
             self._ports.data_sets,
-            is_fenced,
             log_time=store.now,
             forget_window=self._forget_window,
         )
+        if protected is None:
+            return moment
+        return moment._replace(is_fenced=not protected.is_current, fences=protected.fences)
 
 
 def _cited(store: SealedStore, request: Request) -> list[str]:
@@ -269,10 +346,11 @@ def _applied(
     return decision.refused or event
 
 
-def _open(refused: Refused) -> Refused:
+def _open(refused: Refused, request: Request) -> Refused:
     """What stands in the way of an operation that is prepared: it is not refused by that."""
     message = f"{refused.message or refused.code}; the operation stays prepared"
-    return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message)
+    operation_id = request.operation_id
+    return Refused(Refusal.OUTCOME_UNKNOWN, refused.field, message, operation_id=operation_id)
 
 
 def _receipt(answer: Event | Receipt | Refused) -> Receipt | Refused:

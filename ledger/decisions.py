@@ -208,6 +208,7 @@ def _intent(case: Case) -> dict[str, Any]:
         "key": None if is_forget else case.key,
         "expected": stored.event.row.commitment.hex() if stored else None,
         "value": case.value.model_dump(mode="json"),
+        "fences": dict(case.moment.fences),
     }
 
 

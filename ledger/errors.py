@@ -250,6 +250,8 @@ class Refused:
     field: str | None = None
     message: str | None = None
     current_revision: int | None = None
+    operation_id: str | None = None
+    """The operation to look up, where its outcome is not known (F23)."""
 
     @property
     def code(self) -> str:
@@ -266,6 +268,8 @@ class Refused:
         }
         if self.current_revision is not None:
             error["current_revision"] = self.current_revision
+        if self.operation_id is not None:
+            error["operation_id"] = self.operation_id
         return error
 
 
@@ -293,6 +297,11 @@ class OutcomeUnknown(MemorandaError):  # noqa: N818  # unknown is not an error, 
     """A fault at or after the append; `operation_id` tells the truth once reopened."""
 
     operation_id: str | None = None
+
+    @property
+    def refused(self) -> Refused:
+        """The same as an answer (F23), for those who must not be interrupted by it."""
+        return Refused(Refusal.OUTCOME_UNKNOWN, message=str(self), operation_id=self.operation_id)
 
 
 class StorageFault(MemorandaError):  # noqa: N818  # the contract's word is fault

@@ -77,12 +77,13 @@ class IntentBody(OperationBody):
     """What an operation on one record means to write: `{id, key, expected, value}` of PM 1.7.
 
     `key` is the fact key's text, `expected` the commitment (hex) of the body that held the
-    expected record.
+    expected record, `fences` the fencing numbers of the providers that guarded its preparing.
     """
 
     key: str | None
     expected: str | None
     value: Json
+    fences: dict[str, int] = {}
 
 
 class OperationPrepared(Header):

@@ -52,14 +52,14 @@ class Forgetting:
         self._log = log
         self._stamps = stamps
         self._purges = purges
-        self._reasons: tuple[str, ...] = ()
+        self._reasons: tuple[str, ...] = (INTERRUPTED,)
         self._removed_through = 0
         self._due: int | None = None
         self._looked_at: int | None = None
 
     @property
     def is_owed(self) -> bool:
-        """Whether something held the last erasure up, or what is held may be due."""
+        """Whether something holds an erasure up, nobody has looked, or what is held may be due."""
         return bool(self._reasons) or self._is_due(self._log.seen)
 
     def held(self) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class Forgetting:
             # What is not erased yet lies under the present wrapping key, in every bundle.
             needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
             copies += tuple(_outside(self._log.copies.read(), needed, receipt.position))
-            copies += (self._log.leftover,) if self._log.leftover else ()
+            copies += (leftover,) if (leftover := self._log.engine.leftover) else ()
         reasons = _held_until(held) + self._reasons
         pending = reasons or ("another process is at it",)
         return ForgetReceipt(

@@ -3,16 +3,17 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
-from pydantic_core import PydanticCustomError
+from typing import TypeVar
 
 from memoranda.ledger.capturing import (
     BUCKET_MESSAGES,
     CaptureReceipt,
-    HostId,
+    IncomingAuthorization,
+    IncomingBinding,
     IncomingMessage,
+    IncomingRevocation,
+    IncomingStop,
+    IncomingTask,
     take_message,
 )
 from memoranda.ledger.commands import admit
@@ -33,55 +34,9 @@ from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sources import SEQ_MAX, parse_ref
 from memoranda.ledger.stamps import Stamps
 
 T = TypeVar("T", Binding, Task, Authorization)
-
-
-def _message_ref(text: str) -> str:
-    if parse_ref(text) is None:
-        raise PydanticCustomError("source_ref", "is a canonical personal-message reference")
-    return text
-
-
-RequirementRevision = Annotated[StrictInt, Field(ge=1, le=SEQ_MAX)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class IncomingBinding(_Strict):
-    """The session that becomes the primary one."""
-
-    session_id: HostId
-
-
-class IncomingTask(_Strict):
-    """A background item; `captured_ref` names the message that asked for it."""
-
-    item_id: HostId
-    requirement_revision: RequirementRevision = 1
-    captured_ref: Annotated[StrictStr, AfterValidator(_message_ref)] | None = None
-
-
-class IncomingAuthorization(_Strict):
-    """The person's leave for one item, under one requirement, in one executor session."""
-
-    authorization_id: HostId
-    item_id: HostId
-    requirement_revision: RequirementRevision
-    executor_session_id: HostId
-    guard_capable: StrictBool = True
-
-
-class IncomingStop(_Strict):
-    item_id: HostId
-
-
-class IncomingRevocation(_Strict):
-    authorization_id: HostId
 
 
 class Host:
@@ -138,7 +93,10 @@ class Host:
         return message.model_copy(update=screened)
 
     def bind_primary(self, session_id: str) -> Binding | Refused:
-        """Makes a session the primary one; the one before may only read from then on."""
+        """Makes a session the primary one; the one before may only read from then on.
+
+        Where providers were selected since, it hands the log's own authority over to them.
+        """
         incoming = admit(IncomingBinding, {"session_id": session_id})
         if isinstance(incoming, Refused):
             return incoming
@@ -149,7 +107,8 @@ class Host:
         )
 
         def bound(known: Binding | None) -> Binding:
-            return known if known and known.session_id == session_id else fresh
+            is_known = known and known.data_sets == fresh.data_sets
+            return known if known and is_known and known.session_id == session_id else fresh
 
         return self._put(BINDING, BindingChanged(), Binding, bound)
 
@@ -199,11 +158,15 @@ class Host:
         guard = authorization_guard(authorization_id)
         return self._put(guard, AuthorizationChanged(), Authorization, revoked)
 
-    def _is_bound(self, store: DecidingStore) -> bool:
-        """Whether the space takes its authority from the data sets of this opening (PM 3.5)."""
+    def _is_bound(self, store: DecidingStore, guard: Selector) -> bool:
+        """Whether the space takes its authority from the data sets of this opening (PM 3.5).
+
+        A binding may take it from the log, which the person who binds owns.
+        """
         newest = store.select(BINDING)
         binding = newest[0].body(Binding) if newest else None
-        return binding is None or binding.data_sets in {self._data_sets, DataSets()}
+        allowed = {self._data_sets, DataSets()} if guard == BINDING else {self._data_sets}
+        return binding is None or binding.data_sets in allowed
 
     def _put(
         self,
@@ -218,7 +181,9 @@ class Host:
                 newest = store.select(guard)
                 known = newest[0].body(shape) if newest else None
                 state = (
-                    change(known) if self._is_bound(store) else Refused(Refusal.BINDING_MISMATCH)
+                    change(known)
+                    if self._is_bound(store, guard)
+                    else Refused(Refusal.BINDING_MISMATCH)
                 )
                 if not isinstance(state, Refused) and state != known:
                     store.append(Draft(header, state, (guard.tag,)))

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from memoranda.ledger.personal import (
     record_id_of,
     source_refs,
 )
-from memoranda.ledger.sources import first_overlap, parse_ref
+from memoranda.ledger.sources import MessageRef, first_overlap, parse_ref, subject
 from memoranda.ledger.stamps import parse_time, time_text
 
 FORMAT = "personal-records/1"
@@ -169,7 +170,8 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 def _check_store(fields: Json, space: str) -> None:
     """The first line says whose store it is, and that both packages know of the move."""
-    if fields.get("kind") != "store" or fields.get("format") not in {FORMAT, EXPORT_FORMAT}:
+    # A list may stand there, which no set takes.
+    if fields.get("kind") != "store" or fields.get("format") not in (FORMAT, EXPORT_FORMAT):
         message = f"does not say that this is a store of the format {FORMAT} or {EXPORT_FORMAT}"
         raise broken("line 1", message)
     if fields.get("user_space_id") != space:
@@ -187,6 +189,70 @@ def _check_store(fields: Json, space: str) -> None:
             raise broken("ownership", message)
 
 
+# -- what a first reading shows ---------------------------------------------------------------
+
+
+class Ranges:
+    """Refs by message, each with the record that holds it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[tuple[str, MessageRef | None, str]]] = {}
+
+    def add(self, ref: str, holder: str = "") -> None:
+        self._held.setdefault(subject(ref), []).append((ref, parse_ref(ref), holder))
+
+    def holder(self, ref: str) -> str | None:
+        """Who holds a range that overlaps; messages by their code points, other refs as texts."""
+        parsed = parse_ref(ref)
+        for text, range_, holder in self._held.get(subject(ref), ()):
+            if parsed.overlaps(range_) if parsed and range_ else ref == text:
+                return holder
+        return None
+
+
+@dataclass
+class Survey:
+    """A store as its first reading shows it: so many lines, what it blocks, and which line counts.
+
+    Of the lines of one id the tombstone counts, else the highest revision; of equals the first.
+    """
+
+    lines: int = 0
+    blocks: Ranges = field(default_factory=Ranges)
+    _best: dict[str, tuple[bool, int, int]] = field(default_factory=dict)
+
+    def chosen(self, record_id: str) -> int | None:
+        """The number of the line that counts."""
+        best = self._best.get(record_id)
+        return -best[2] if best else None
+
+    def is_forgotten(self, record_id: str) -> bool:
+        """Whether the store says anywhere that the record is forgotten."""
+        return record_id in self._best and self._best[record_id][0]
+
+    def note(self, line: Line) -> None:
+        self.lines += 1
+        # A block holds for what stands before it in the file, too.
+        for ref in blocked_by(line):
+            self.blocks.add(ref)
+        value = line.fields.get("value")
+        if line.kind != "record" or not isinstance(value, dict):
+            return
+        if (record_id := id_of(value)) is not None:
+            given = value.get("revision")
+            revision = given if isinstance(given, int) else 0
+            rank = (is_tombstone(value), revision, -line.number)
+            self._best[record_id] = max(rank, self._best.get(record_id, rank))
+
+
+def surveyed(legacy: LegacyStore) -> Survey:
+    """The whole store, read once."""
+    survey = Survey()
+    for line in legacy.lines():
+        survey.note(line)
+    return survey
+
+
 # -- what a line means here -----------------------------------------------------------------
 
 
@@ -194,6 +260,11 @@ def id_of(value: Json) -> str | None:
     """The record's id verbatim, where it can be one."""
     named = admit(ReadRecord, {"record_id": value.get("id")})
     return None if isinstance(named, Refused) else named.record_id
+
+
+def is_tombstone(value: Json) -> bool:
+    """Whether the store says that the record is forgotten, in whatever form."""
+    return value.get("status") == "forgotten"
 
 
 def key_of(fields: Json, record: AnyRecord) -> str | None:
@@ -221,7 +292,7 @@ def blocked_by(line: Line) -> list[str]:
 def record_of(value: Json, space: str, unknown: Counter[str]) -> AnyRecord | Refused:
     """The record in a line, in today's form; unknown fields are counted and left behind."""
     fields = known(value, Record, unknown)
-    if fields.get("status") != "forgotten":
+    if not is_tombstone(fields):
         fields = _completed(fields, unknown)
     record = read_record(fields)
     if isinstance(record, Refused):
@@ -292,6 +363,25 @@ def _time(given: object) -> object:
         return time_text(parse_time(given)) if isinstance(given, str) else given
     except (ValueError, OverflowError):
         return given
+
+
+def names_in(record: AnyRecord) -> dict[str, str]:
+    """The ids and refs of a record by field, each once; references of messages say nothing."""
+    fields = {record.id: "value.id"}
+    refs = [(f"value.blocked_sources.{at}", ref) for at, ref in enumerate(record.blocked_sources)]
+    if isinstance(record, Record):
+        fields.setdefault(record.contributor_agent_id, "value.contributor_agent_id")
+        fields.setdefault(record.updated_by_agent_id, "value.updated_by_agent_id")
+        for at, made in enumerate(record.contributions):
+            fields.setdefault(made.agent_id, f"value.contributions.{at}.agent_id")
+            place = f"value.contributions.{at}.executor_session_id"
+            fields.setdefault(made.executor_session_id, place)
+        refs += [(f"value.sources.{at}", source.ref) for at, source in enumerate(record.sources)]
+        refs += [(f"value.rejections.{at}.ref", it.ref) for at, it in enumerate(record.rejections)]
+    for place, ref in refs:
+        if parse_ref(ref) is None:
+            fields.setdefault(ref, place)
+    return {place: name for name, place in fields.items()}
 
 
 def _fault(record: AnyRecord, space: str) -> Refused | None:

@@ -10,14 +10,20 @@ from memoranda.ledger.ending import FORGOTTEN, end_keys, is_forgotten_space
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
+from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import Place
-from memoranda.ledger.sealed_store import TERM, DecidingStore, SealedStore
-from memoranda.ledger.slots import SlotFile, sync_folder
+from memoranda.ledger.sealed_store import (
+    LOCAL_HOST,
+    DecidingStore,
+    SealedStore,
+    has_lapsed,
+    holder_of,
+)
+from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock
-from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
 
@@ -26,9 +32,6 @@ NORMALIZATION = 1
 
 FIRST_KEY_EPOCH = 1
 """In force from the creation of a space until the log names another."""
-
-LOCAL_HOST = "local"
-"""The host that holds every space until another attaches under a name of its own."""
 
 ROTATIONS = Selector(Tag("epoch", ""), (KeysRotated,))
 ANCHOR_EVENTS = 256
@@ -42,11 +45,12 @@ _LEFT_OPEN: "list[Log]" = []
 class Log:
     """One space's authoritative log with its keys, as one host holds it.
 
-    `recovery_code` is set once, by the opening that created the space. Openings of one host share
-    its term; opening it as another host takes a newer term, and the older one appends no more.
+    `recovery_code` is set once, by the opening that created the space. A host attaches with its
+    first append: that takes a newer term than the host before, which appends no more. Openings of
+    one host share its term; reading takes none.
     """
 
-    _since = 0
+    _since: int | None = None
 
     def __init__(
         self,
@@ -64,14 +68,14 @@ class Log:
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
-        self._engine = engine_of(place)
+        self.engine = engine_of(place)
         self._anchor, self.journal, self.copies = witnesses(place.state)
         self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
-            self._recorder = self._engine.recorder(self._lock, stamps)
+            self._recorder = self.engine.recorder(self._lock, stamps)
             opened.callback(self._recorder.close)
             is_new = self._is_new(place)
             self._keyring = self._open_keys(place, is_new=is_new)
@@ -83,7 +87,7 @@ class Log:
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
             self._keyring.check()
             self._refuse_rollback()
-            self._attach()
+            self._join()
             self._settle_keys()
             self._settle_bundles()
             opened.pop_all()
@@ -114,12 +118,16 @@ class Log:
         with self._recorder.deciding() as transaction:
             self._notice(transaction.head)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
-            if self._term is not None:
-                self._refuse_if_fenced(store)
+            self._refuse_if_fenced(store)
+            was_newcomer = store.newcomer is not None
             yield store
             self._seen = transaction.head
-            if self._term is not None:
-                self._term = transaction.head.term
+            holder = holder_of(store) if was_newcomer and store.newcomer is None else None
+        # Not before it is durable: a host whose first append failed has not attached.
+        if holder is not None:
+            self._since = holder.since
+        if self._since is not None:
+            self._term = store.held_term
         if self._anchor.is_behind(store.head, ANCHOR_EVENTS):
             self._write_anchor(by=ANCHOR_EVENTS)
 
@@ -143,14 +151,19 @@ class Log:
             return snapshot.head
 
     @property
-    def leftover(self) -> str | None:
-        """What the engine keeps of removed rows, beyond anybody's reach here."""
-        return self._engine.leftover
-
-    @property
     def seen(self) -> Head:
         """The head as this opening last saw it; what others appended since is not in it."""
         return self._seen
+
+    @property
+    def host_tag(self) -> str:
+        """Names this host for those who know the space's keys only."""
+        return self._keyring.blinded("host", self.host).rpartition(":")[2]
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it still answers: neither closed, nor stopped by a durable write that failed."""
+        return not (self.is_closed or self._recorder.has_failed)
 
     @property
     def data_set(self) -> str:
@@ -237,7 +250,8 @@ class Log:
         with self._lock.held():
             folder = Path(destination.path) / self.space
             # The code opens one wrapping key: a rotation that was cut short leaves keys under two.
-            self._settle_keys()
+            if len(self._vault.epochs()) > 1:
+                self._settle_keys()
             self._write_anchor(by=1)
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
@@ -314,7 +328,7 @@ class Log:
         if place.mark.exists() and not place.is_restoring:
             message = "a restore has not ended; run `memoranda restore` again"
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
-        is_missing = not self._engine.exists()
+        is_missing = not self.engine.exists()
         if is_missing and not create:
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
         if is_missing:
@@ -344,15 +358,19 @@ class Log:
             if self._anchor.is_behind(snapshot.head, by):
                 self._anchor.write(Anchor.of(snapshot.head))
 
-    def _attach(self) -> None:
-        """Joins the term that this host holds, or takes a newer one."""
-        with self.deciding() as store:
-            if holder_of(store).host != self.host:
-                since = store.head.position + 1
-                holder = Attachment(host=self.host, since=since, clock=store.clock)
-                store.take_term("attached", holder)
-            self._since = holder_of(store).since
-        self._term = store.head.term
+    def _join(self) -> None:
+        """Shares the term that this host holds; another's is taken with the first append only."""
+        with self.reading() as store:
+            holder = holder_of(store)
+        if holder.host == self.host:
+            self._since = holder.since
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no other host is live, which would be fenced by what an opening appends."""
+        with self.reading() as store:
+            is_ours = holder_of(store).host == self.host
+            return is_ours or has_lapsed(store.head.recorded_at, microseconds(self._stamps.now()))
 
     def _refuse_if_closed(self) -> None:
         if self.is_closed:
@@ -360,8 +378,15 @@ class Log:
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message=message))
 
     def _refuse_if_fenced(self, store: DecidingStore) -> None:
-        # A newer term of the same host is its own, when it has held it all the time since.
-        if store.head.term != self._term and holder_of(store).since != self._since:
+        if store.held_term == self._term or store.head.position == 0:
+            return
+        holder = holder_of(store)
+        if self._since is None and holder.host != self.host:
+            store.newcomer = self.host
+        elif self._since is None:
+            self._since = holder.since
+        elif holder.since != self._since:
+            # A newer term of the same host is its own, when it has held it all the time since.
             message = "another host has attached since; open the ledger again"
             raise RefusedError(Refused(Refusal.EXECUTION_FENCED, message=message))
 
@@ -416,30 +441,6 @@ class Log:
         self.rewrite_bundles()
 
 
-def holder_of(store: SealedStore) -> Attachment:
-    """Which host holds the term, and since which position."""
-    newest = store.select(TERM)
-    body = newest[0].body(Attachment) if newest else None
-    return body or Attachment(host=LOCAL_HOST, since=1)
-
-
 def _lost_log() -> Refused:
-    message = (
-        "the log is missing or empty although its keys or its anchor are here; restore ledger.db"
-    )
+    message = "the log is missing or empty although its keys or its anchor are here; restore it"
     return Refused(Refusal.SPACE_UNKNOWN, "data", message)
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder for the owner alone, durably; raises RefusedError where it cannot be."""
-    if folder.is_dir():
-        return
-    try:
-        made = [it for it in (folder, *folder.parents) if not it.exists()]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in made:
-            sync_folder(each.parent)
-    except OSError as error:
-        raise RefusedError(
-            Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")
-        ) from error

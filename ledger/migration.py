@@ -9,15 +9,15 @@ from pathlib import Path
 from memoranda.ledger.authority import Caller, actor_of
 from memoranda.ledger.entries import Draft
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
-from memoranda.ledger.events import Actor, MigrationBody
+from memoranda.ledger.events import Actor
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
-from memoranda.ledger.legacy import LegacyStore
+from memoranda.ledger.legacy import LegacyStore, surveyed
 from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.screening import SecretPolicy
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.takeover import COMPLETION, MigrationReport, Progress, Takeover, surveyed
+from memoranda.ledger.takeover import MigrationReport, Progress, Takeover, completed_in
 
 
 class Migration:
@@ -51,20 +51,25 @@ class Migration:
             say(logging.INFO, "migrate", outcome="refused", refusal=answer.refusal.name)
         else:
             refused = sum(answer.refused.values())
-            say(logging.INFO, "migrate", imported=answer.imported, refused=refused, dry_run=dry_run)
+            level = logging.WARNING if refused else logging.INFO
+            say(level, "migrate", imported=answer.imported, refused=refused, dry_run=dry_run)
         return answer
 
-    def ensure(self, caller: Caller, path: Path) -> None:
-        """Nothing is served before the store is taken over; raises RefusedError where it is not."""
+    def ensure(self, caller: Caller, path: Path) -> MigrationReport | None:
+        """Nothing is served before the store is taken over; raises RefusedError where it is not.
+
+        None when it was complete already. What an operation without an end holds does not keep the
+        ledger shut, where alone that operation can be ended; the next opening tries it again.
+        """
         digest = LegacyStore(path, self._log.space).read_digest()
         with self._log.reading() as store:
-            completed = store.select(COMPLETION)
-            body = completed[0].body(MigrationBody) if completed else None
-        if body is not None and body.store_digest == digest:
-            return
+            last = completed_in(store)
+        if last is not None and last.store_digest == digest:
+            return None
         answer = self.run(caller, path)
         if isinstance(answer, Refused):
             raise RefusedError(answer)
+        return answer
 
     def _run(
         self, caller: Caller, path: object, *, dry_run: bool, progress: Progress | None

@@ -1,12 +1,14 @@
 """The conductor of every operation: admit at the door, decide under the lock, answer."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from memoranda.ledger.asking import ReadRecord
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import step_delivery
+from memoranda.ledger.case import Moment
 from memoranda.ledger.commands import (
     RECORD_COMMANDS,
     Accept,
@@ -32,8 +34,9 @@ from memoranda.ledger.commands import (
 )
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.conflicts import ConflictSlice
-from memoranda.ledger.entries import Draft, Event
-from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError
+from memoranda.ledger.decisions import Decided
+from memoranda.ledger.entries import Draft, Event, Selector
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import CandidatesDelivered, Delivery
 from memoranda.ledger.guards import Seen, caller_boundary, guards_of
 from memoranda.ledger.log import Log
@@ -129,8 +132,8 @@ class Ledger:
         return self._record(caller, TakeBack, request)
 
     def commit(self, caller: Caller, request: Mapping[str, object]) -> Receipt | Refused:
-        """The one way in: `{id, key, expected, value}` of PM 1.7."""
-        return self._commit(caller, self._raw(request), "commit")
+        """The one way in: `{id, key, expected, value}` of PM 1.7, or a command as for `prepare`."""
+        return self._commit(caller, self._any(request), "commit")
 
     def prepare(self, caller: Caller, request: object) -> PreparedReceipt | Receipt | Refused:
         """Makes an intent durable, which holds its record until the same request is committed.
@@ -154,6 +157,9 @@ class Ledger:
 
         Requests are as for `prepare`. A refusal undoes no other, unless `all_or_nothing` is asked
         for: then the first one, named by its place, is the only answer, and nothing is written.
+        Where a host holds guards of its own each request has writes of its own: a fault is the
+        answer of the one that met it, and `all_or_nothing` is refused. Raises OutcomeUnknown that
+        names the first operation of the one write, which tells for all of them.
         """
         many = admit(CommitMany, {"requests": requests, "all_or_nothing": all_or_nothing})
         if isinstance(many, Refused):
@@ -164,11 +170,8 @@ class Ledger:
         except RefusedError as error:
             self._say("commit_many", error.refused)
             return error.refused
-        except OutcomeUnknown as unknown:
+        except OutcomeUnknown:
             say(logging.ERROR, "commit_many", outcome="unknown")
-            # One write, one outcome: what the first id tells holds for all of them.
-            first = many.requests[0]
-            unknown.operation_id = str(first.get("operation_id", first.get("id")))
             raise
         refused = sum(isinstance(answer, Refused) for answer in answers)
         say(logging.INFO, "commit_many", committed=len(answers) - refused, refused=refused)
@@ -187,24 +190,44 @@ class Ledger:
             if many.all_or_nothing:
                 message = "needs a log that holds every guard"
                 raise RefusedError(Refused(Refusal.INVALID_REQUEST, "all_or_nothing", message))
-            return tuple(self._commit(caller, request, "commit") for request in admitted)
-        answers: list[Receipt | Refused] = []
-        with self._log.deciding() as store:
-            for place, request in enumerate(admitted):
-                answer = (
-                    request
-                    if isinstance(request, Refused)
-                    else self._protocol.decide(store, request, caller)
-                )
-                if many.all_or_nothing and isinstance(answer, Refused):
-                    field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
-                    raise RefusedError(replace(answer, field=field))
-                answers.append(answer)
-        # A refusal may have ended an operation that was prepared; its key goes too.
-        has_ended = any(isinstance(it, Refused) or it.status == "forgotten" for it in answers)
-        if has_ended or self._protocol.forgetting.is_owed:
-            self._protocol.finish()
-        return tuple(answers)
+            return tuple(self._committed_alone(caller, request) for request in admitted)
+        written: list[str] = []
+        try:
+            with self._log.deciding() as store:
+                decided = (self._decided(store, caller, it, written) for it in admitted)
+                if many.all_or_nothing:
+                    decided = (_or_nothing(it, place) for place, it in enumerate(decided))
+                answers = tuple(decided)
+            # A refusal may have ended an operation that was prepared; its key goes too.
+            has_ended = any(isinstance(it, Refused) or it.status == "forgotten" for it in answers)
+            if has_ended or self._protocol.forgetting.is_owed:
+                self._protocol.finish()
+        except OutcomeUnknown as unknown:
+            # One write, one outcome: what the first id in it tells holds for all of them.
+            unknown.operation_id = next(iter(written), None)
+            raise
+        return answers
+
+    def _decided(
+        self, store: DecidingStore, caller: Caller, request: Request | Refused, written: list[str]
+    ) -> Receipt | Refused:
+        """One of several in a write, noting its id where it has put anything there."""
+        if isinstance(request, Refused):
+            return request
+        before = store.head.position
+        answer = self._protocol.decide(store, request, caller)
+        if store.head.position > before:
+            written.append(request.operation_id)
+        return answer
+
+    def _committed_alone(self, caller: Caller, request: Request | Refused) -> Receipt | Refused:
+        """A commit whose fault takes no answer of another one along."""
+        try:
+            return self._commit(caller, request, "commit")
+        except OutcomeUnknown as unknown:
+            return unknown.refused
+        except StorageFault as fault:
+            return Refused(Refusal.SERVICE_UNAVAILABLE, "documents", str(fault))
 
     # -- conflicts --------------------------------------------------------------------------
 
@@ -220,6 +243,10 @@ class Ledger:
 
     def observe(self, caller: Caller, record_id: str | None = None) -> Refused | None:
         """Takes in what foreign providers say of a caller that is about to read, or to judge."""
+        if record_id is not None:
+            asked = admit(ReadRecord, {"record_id": record_id})
+            if isinstance(asked, Refused):
+                return asked
         try:
             self._protocol.observe(caller, record_id)
         except RefusedError as error:
@@ -234,8 +261,14 @@ class Ledger:
         if isinstance(noted, Refused):
             return noted
         try:
-            with self._log.deciding() as store:
-                answer = _note(store, caller, noted)
+            found = self._protocol.decide_once(
+                lambda moment: _DeliverySlice(noted, caller, moment), caller
+            )
+            if isinstance(found, Event):
+                body = found.body(Delivery)
+                assert body is not None, "it was appended just now"
+                found = _noted(body, found.position)
+            answer: DeliveryReceipt | Refused = found
         except RefusedError as error:
             answer = error.refused
         outcome = "refused" if isinstance(answer, Refused) else "noted"
@@ -332,22 +365,42 @@ class Ledger:
             say(logging.INFO, name, outcome="committed", position=position, replayed=replayed)
 
 
-def _note(store: DecidingStore, caller: Caller, noted: NoteDelivery) -> DeliveryReceipt | Refused:
-    seen = Seen()
-    delivery = step_delivery(noted.step)
-    seen.look(store, (*caller_boundary(caller), delivery))
-    if guards_of(seen, caller).role != "primary":
-        return Refused(Refusal.NOT_AUTHORIZED)
-    earlier, known = seen.one(delivery), seen.body(delivery, Delivery)
-    if earlier is not None and known is not None:
-        return DeliveryReceipt(
-            step=noted.step,
-            candidate_ids=known.candidate_ids,
-            position=earlier.position,
-            replayed=True,
-        )
-    position = None
-    if noted.candidate_ids:
-        body = Delivery(step=noted.step, candidate_ids=noted.candidate_ids)
-        position = store.append(Draft(CandidatesDelivered(), body, (delivery.tag,))).position
-    return DeliveryReceipt(step=noted.step, candidate_ids=noted.candidate_ids, position=position)
+@dataclass(frozen=True, slots=True)
+class _DeliverySlice:
+    """The candidates of one step, noted once by the primary session."""
+
+    noted: NoteDelivery
+    caller: Caller
+    moment: Moment
+
+    def boundary(self, _: Seen) -> Iterator[Selector]:
+        yield from caller_boundary(self.caller)
+        yield step_delivery(self.noted.step)
+
+    def execute(self, seen: Seen) -> Decided | DeliveryReceipt | Refused:
+        guards, delivery = guards_of(seen, self.caller), step_delivery(self.noted.step)
+        if guards.role != "primary":
+            return Refused(Refusal.NOT_AUTHORIZED)
+        earlier, known = seen.one(delivery), seen.body(delivery, Delivery)
+        if earlier is not None and known is not None:
+            return _noted(known, earlier.position, replayed=True)
+        if self.moment.is_fenced:
+            return Refused(Refusal.EXECUTION_FENCED)
+        if not guards.is_bound_by(self.moment.data_sets):
+            return Refused(Refusal.BINDING_MISMATCH)
+        body = Delivery(step=self.noted.step, candidate_ids=self.noted.candidate_ids)
+        if not body.candidate_ids:
+            return _noted(body, None)
+        return Decided(Draft(CandidatesDelivered(), body, (delivery.tag,)))
+
+
+def _noted(body: Delivery, position: int | None, *, replayed: bool = False) -> DeliveryReceipt:
+    return DeliveryReceipt(**dict(body), position=position, replayed=replayed)
+
+
+def _or_nothing(answer: Receipt | Refused, place: int) -> Receipt:
+    """The receipt; raises RefusedError that names the request by its place."""
+    if isinstance(answer, Refused):
+        field = f"requests.{place}" + (f".{answer.field}" if answer.field else "")
+        raise RefusedError(replace(answer, field=field))
+    return answer

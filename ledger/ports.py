@@ -1,25 +1,34 @@
 """What a host may own instead of the log: conversations, tasks and authorizations (PM 3.2).
 
 A provider answers what stands, and keeps it from changing while its protection is held. It is
-asked outside the space's lock; inside it only `fence()` is compared, which must not block.
+asked outside the space's lock; inside it only `fence` is compared, which must not block.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from memoranda.ledger.events import Authorization, Binding, DataSets, Message, Task
 
 S = TypeVar("S")
 
 PROTECT_WITHIN_S = 5.0
-"""How long a provider may take to protect what it answers."""
+"""How long the providers may take together to protect what they answer."""
+
+FENCE_WITHIN_S = 1.0
+"""How long they may take inside the lock, where nobody else commits meanwhile."""
+
+RELEASE_WITHIN_S = 1.0
+"""How long they are waited for as they let go: what was decided is decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protected(Generic[S]):
-    """What stands, and the provider's fencing number at that moment."""
+    """What stands, and the provider's fencing number at that moment, of 64 bits.
+
+    All of it is copied once, on the provider's own thread, and then judged like a request.
+    """
 
     state: S
     token: int
@@ -37,7 +46,9 @@ class Provider(Protocol[S]):
     """One authority. `data_set` names its data; another provider may only replace it with that."""
 
     @property
-    def data_set(self) -> str: ...
+    def data_set(self) -> str:
+        """Asked once, as the ledger is opened."""
+        ...
 
     def protect(
         self, names: Sequence[str], within_s: float
@@ -45,8 +56,12 @@ class Provider(Protocol[S]):
         """Keeps what is named from changing until it is left, on whatever thread that is."""
         ...
 
-    def fence(self) -> int:
-        """The fencing number now; it has moved when a protection no longer holds."""
+    def fence(self, names: Sequence[str]) -> int:
+        """The fencing number now: it has moved when a protection no longer holds, and with every
+        change of what is named, even one that was put back, for an intent outlives neither.
+
+        It must outlive a restart. One number for all names will do: it fences more than it must.
+        """
         ...
 
 
@@ -64,24 +79,26 @@ class Authorizations(Provider[Authorization | None], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Who owns what; None is the log itself."""
+    """Who owns what; None is the log itself. `data_sets` are asked for, whatever is given."""
 
     conversations: Conversations | None = None
     tasks: Tasks | None = None
     authorizations: Authorizations | None = None
+    data_sets: DataSets = field(default_factory=DataSets)
 
     @property
     def are_embedded(self) -> bool:
-        return self == EMBEDDED
+        return not self.selected
 
     @property
-    def data_sets(self) -> DataSets:
-        named = {
+    def selected(self) -> Mapping[str, Provider[Any]]:
+        """The providers by name, in the order in which they are asked."""
+        named: dict[str, Provider[Any] | None] = {
             "conversations": self.conversations,
             "tasks": self.tasks,
             "authorizations": self.authorizations,
         }
-        return DataSets(**{name: port.data_set for name, port in named.items() if port})
+        return {name: port for name, port in named.items() if port is not None}
 
 
 EMBEDDED = Ports()

@@ -23,7 +23,7 @@ from memoranda.ledger.events import (
     ReconcileRecorded,
 )
 from memoranda.ledger.guards import BINDING
-from memoranda.ledger.log import Log, holder_of
+from memoranda.ledger.log import Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.ports import Ports
 from memoranda.ledger.receipts import (
@@ -35,14 +35,12 @@ from memoranda.ledger.receipts import (
     receipt_of,
 )
 from memoranda.ledger.screening import screen
-from memoranda.ledger.sealed_store import DecidingStore
+from memoranda.ledger.sealed_store import HOST_LAPSES_US, DecidingStore, has_lapsed, holder_of
 from memoranda.ledger.stamps import Stamps
 
 Settled = Receipt | ConflictReceipt | AbortReceipt
 
 DRAIN_WAIT_S = 10.0
-HOST_LAPSES_US = 60_000_000
-"""How long after its last append a host still counts as live (PM 3.5)."""
 
 
 class Reconcile:
@@ -82,12 +80,14 @@ class Reconcile:
             return Refused(Refusal.RECONCILE_REFUSED, "reason")
         if isinstance(secret := screen({"reason": asked.reason}, "refuse"), Refused):
             return secret
-        if not self._protocol.writers.drain(DRAIN_WAIT_S):
-            return Refused(Refusal.RECONCILE_REFUSED, message="a writer of this host does not end")
-        self._stamps.step("reconcile:drained")
-        with self._log.deciding() as store:
-            event = self._decide(store, caller, asked.id, asked.reason)
-            answer = event if isinstance(event, Refused) else _receipt(event)
+        with self._protocol.writers.drained(DRAIN_WAIT_S) as is_drained:
+            if not is_drained:
+                message = "a writer of this host does not end"
+                return Refused(Refusal.RECONCILE_REFUSED, message=message)
+            self._stamps.step("reconcile:drained")
+            with self._log.deciding() as store:
+                event = self._decide(store, caller, asked.id, asked.reason)
+                answer = event if isinstance(event, Refused) else _receipt(event)
         # Keys are removed, and the guard's content is gone, once the decision is durable.
         self._protocol.finish()
         return answer
@@ -104,6 +104,7 @@ class Reconcile:
             return refusal
         recorded = Selector(Tag("rcl", operation_id), (ReconcileRecorded,))
         if not store.select(recorded):
+            store.attach()
             store.take_term("reconciled", holder_of(store))
             body = ReconcileBody(
                 operation_id=operation_id, actor=actor_of(caller, "client", None), reason=reason
@@ -127,10 +128,20 @@ class Reconcile:
         if binding is not None and self._data_sets not in {binding.data_sets, DataSets()}:
             return Refused(Refusal.BINDING_MISMATCH)
         holder = holder_of(store)
-        before = store.at(holder.since - 1)
-        # A clock that once ran ahead has left its mark on the log, but not on the takeover.
-        wrote = min(before.recorded_at, holder.clock or before.recorded_at) if before else 0
-        if before is not None and store.clock < wrote + HOST_LAPSES_US:
+        is_ours = holder.host == self._log.host
+        last = store.at(holder.since - 1 if is_ours else store.head.position)
+        if last is None:
+            return None
+        # Of a clock that ran ahead the takeover shows nothing, if it was set right before.
+        wrote = (
+            min(last.recorded_at, holder.clock or last.recorded_at) if is_ours else last.recorded_at
+        )
+        if wrote > store.clock + HOST_LAPSES_US:
+            # Nobody can tell how long ago that was: the minute begins with a takeover of now.
+            if is_ours:
+                store.take_term("attached", holder.model_copy(update={"clock": store.clock}))
+            store.attach()
+        if not has_lapsed(wrote, store.clock):
             message = "another host wrote within the last minute; stop it, and wait that long"
             return Refused(Refusal.RECONCILE_REFUSED, message=message)
         return None

@@ -110,6 +110,9 @@ class Recorder(DCBRecorder):
     the library's recorder interface over the same two, which its conformance suite exercises.
     """
 
+    has_failed = False
+    """Whether a durable write failed: nothing is answered until the log is opened again."""
+
     @abstractmethod
     def deciding(self) -> AbstractContextManager[Transaction]:
         """Holds the space's lock from the first read to the durable append.

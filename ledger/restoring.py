@@ -18,10 +18,11 @@ from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
 from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
 from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
 from memoranda.ledger.keyring import Keyring, install_rows, open_recovery_copy
-from memoranda.ledger.log import BUSY_WAIT_S, Log, holder_of, make_folder
+from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import replay
-from memoranda.ledger.slots import SLOT_BYTES, SlotFile
+from memoranda.ledger.sealed_store import holder_of
+from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
@@ -247,6 +248,7 @@ class Restoring:
         with closing(opened(self._place, self._stamps)) as log:
             rows = log.journal.read()
             with log.deciding() as store:
+                store.attach()
                 store.take_term("restored", holder_of(store))
                 header = LedgerRestored(position=source.copy.position, term=store.head.term)
                 store.append(Draft(header, RestoredFrom.model_validate(before.wire())))

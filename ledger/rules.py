@@ -348,6 +348,8 @@ def _was_fenced(case: Case) -> bool:
     """Whether a guard has changed since the intent was prepared, even if it was put back since."""
     if case.prepared is None or case.earlier is None or case.guards.role == "client":
         return False
+    if case.prepared.fences != case.moment.fences:
+        return True
     guards = (case.seen.one(selector) for selector in caller_boundary(case.caller))
     return any(guard and guard.position > case.earlier.position for guard in guards)
 

@@ -18,6 +18,12 @@ from memoranda.ledger.stamps import Stamps
 TERM = Selector(Tag("term", ""), (TermTaken,))
 """Which host holds the term; none before a host first attached under a name."""
 
+LOCAL_HOST = "local"
+"""The host that holds every space until another attaches under a name of its own."""
+
+HOST_LAPSES_US = 60_000_000
+"""How long after its last append a host still counts as live (PM 3.5)."""
+
 
 class SealedStore:
     """One snapshot of the log, opened with the keys of the space."""
@@ -128,12 +134,26 @@ class SealedStore:
 class DecidingStore(SealedStore):
     """The deciding transaction, opened with the keys of the space."""
 
+    newcomer: str | None = None
+    """The host that takes the term with the first append, since another one holds it."""
+
     def __init__(
         self, transaction: Transaction, keyring: Keyring, space: str, stamps: Stamps
     ) -> None:
         super().__init__(transaction, keyring, space)
         self._transaction = transaction
         self._stamps = stamps
+
+    @property
+    def head(self) -> Head:
+        """The tip, under the term of what is appended next."""
+        head = super().head
+        return head if self.newcomer is None else head._replace(term=head.term + 1)
+
+    @property
+    def held_term(self) -> int:
+        """The term as it stands in the log."""
+        return super().head.term
 
     @property
     def clock(self) -> int:
@@ -147,6 +167,7 @@ class DecidingStore(SealedStore):
 
     def append(self, draft: Draft) -> Event:
         """Seals and appends; durable when the deciding transaction ends."""
+        self.attach()
         tags = [self.blinded(tag) for tag in draft.tags]
         event = SealedEvent(draft.header.TOPIC, header_bytes(draft.header), tags)
         if draft.body is not None:
@@ -193,8 +214,16 @@ class DecidingStore(SealedStore):
         """Names the key epoch in force, for every reader to compare."""
         self._transaction.set_key_epoch(key_epoch)
 
+    def attach(self) -> None:
+        """Takes the term for a host that does not hold it yet."""
+        host, self.newcomer = self.newcomer, None
+        if host is not None:
+            since = self.head.position + 1
+            self.take_term("attached", Attachment(host=host, since=since, clock=self.clock))
+
     def take_term(self, cause: TermCause, holder: Attachment) -> None:
         """Raises the term for a host; whoever holds an older one appends nothing from here."""
+        assert self.newcomer is None, "a host attaches before it raises the term"
         term, body = self.head.term + 1, holder
         self.append(Draft(TermTaken(term=term, cause=cause), body, (TERM.tag,)))
         self._transaction.set_term(term)
@@ -208,3 +237,15 @@ def body_identity(space: str, row: Row) -> bytes:
 def header_bytes(header: Header) -> bytes:
     """The header as it is stored and chained."""
     return header.model_dump_json(exclude_defaults=True).encode()
+
+
+def holder_of(store: SealedStore) -> Attachment:
+    """Which host holds the term, and since which position."""
+    newest = store.select(TERM)
+    body = newest[0].body(Attachment) if newest else None
+    return body or Attachment(host=LOCAL_HOST, since=1)
+
+
+def has_lapsed(wrote: int, clock: int) -> bool:
+    """Whether a host that last wrote then counts as live no more."""
+    return clock >= wrote + HOST_LAPSES_US

@@ -82,6 +82,21 @@ class SlotFile:
             os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder for the owner alone, durably; raises RefusedError where it cannot be."""
+    if folder.is_dir():
+        return
+    try:
+        made = [it for it in (folder, *folder.parents) if not it.exists()]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in made:
+            sync_folder(each.parent)
+    except OSError as error:
+        raise RefusedError(
+            Refused(Refusal.READ_ONLY, "data", f"the folder {folder.name} cannot be made")
+        ) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Makes a new name in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

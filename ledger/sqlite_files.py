@@ -168,46 +168,54 @@ class SpaceLock:
             if self._depth:
                 yield
                 return
-            descriptor = self._flock(wait_s)
-            self._depth = 1
-            try:
-                yield
-            finally:
-                self._depth = 0
-                os.close(descriptor)
+            with flocked(self._path, fcntl.LOCK_EX, wait_s):
+                self._depth = 1
+                try:
+                    yield
+                finally:
+                    self._depth = 0
         finally:
             self._thread_lock.release()
 
-    def _flock(self, wait_s: float) -> int:
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise RefusedError(_read_only(self._path)) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return self._wait_for(descriptor, wait_s)
-        return descriptor
 
-    def _wait_for(self, descriptor: int, wait_s: float) -> int:
-        # flock knows no deadline, so a thread waits in our place; one that comes too late
-        # closes its descriptor, which gives the lock back.
-        acquired, abandoned, hand_over = threading.Event(), threading.Event(), threading.Lock()
+@contextmanager
+def flocked(path: Path, kind: int, wait_s: float) -> Iterator[None]:
+    """Holds a file's advisory lock, shared or not; raises RefusedError (busy) after the wait."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RefusedError(_read_only(path)) from error
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait_s:
+            os.close(descriptor)
+            raise RefusedError(Refused(Refusal.BUSY)) from None
+        _wait_for(descriptor, kind, wait_s)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
-        def wait() -> None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with hand_over:
-                if abandoned.is_set():
-                    os.close(descriptor)
-                acquired.set()
 
-        threading.Thread(target=wait, daemon=True).start()
-        if not acquired.wait(wait_s):
-            with hand_over:
-                if not acquired.is_set():
-                    abandoned.set()
-                    raise RefusedError(Refused(Refusal.BUSY))
-        return descriptor
+def _wait_for(descriptor: int, kind: int, wait_s: float) -> None:
+    # flock knows no deadline, so a thread waits in our place; one that comes too late
+    # closes its descriptor, which gives the lock back.
+    acquired, abandoned, hand_over = threading.Event(), threading.Event(), threading.Lock()
+
+    def wait() -> None:
+        fcntl.flock(descriptor, kind)
+        with hand_over:
+            if abandoned.is_set():
+                os.close(descriptor)
+            acquired.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    if not acquired.wait(wait_s):
+        with hand_over:
+            if not acquired.is_set():
+                abandoned.set()
+                raise RefusedError(Refused(Refusal.BUSY))
 
 
 @contextmanager

@@ -130,7 +130,6 @@ class SQLiteRecorder(Recorder):
         self._stamps = stamps
         self._lock = lock
         self._wal = path.with_name(path.name + "-wal")
-        self._failed = False
         with lock.held():
             self._writer = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
             truncate_wal(self._writer)
@@ -207,11 +206,11 @@ class SQLiteRecorder(Recorder):
                 self._writer.execute("COMMIT")
             except sqlite3.Error as error:
                 # After a failed flush nobody knows what the disk holds: stop, reopen, look.
-                self._failed = True
+                self.has_failed = True
                 raise OutcomeUnknown("the durable write failed; look the operation up") from error
             self._stamps.step("log:committed")
         finally:
-            if self._writer.in_transaction and not self._failed:
+            if self._writer.in_transaction and not self.has_failed:
                 self._writer.execute("ROLLBACK")
 
     def truncate(self) -> bool:
@@ -224,7 +223,7 @@ class SQLiteRecorder(Recorder):
             self._writer.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def _refuse_after_a_fault(self) -> None:
-        if self._failed:
+        if self.has_failed:
             raise StorageFault("an earlier write failed; close the ledger and open it again")
 
     def _named(self, error: sqlite3.Error) -> Exception:

@@ -27,12 +27,16 @@ BATCH = 100
 
 
 class SweepReport(Value):
-    """What a forget of many did; `pending` says what still holds the erasure up."""
+    """What a forget of many did; `pending` says what still holds the erasure up.
+
+    `aborted` are the operations without an end that fell.
+    """
 
     forgotten: int
     messages: int
     refused: dict[str, int]
     pending: tuple[str, ...]
+    aborted: int = 0
 
 
 class SweptAway(NamedTuple):

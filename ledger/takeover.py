@@ -44,16 +44,19 @@ from memoranda.ledger.legacy import (
     ConflictMark,
     LegacyStore,
     Line,
+    Ranges,
     SourceMark,
+    Survey,
     blocked_by,
     id_of,
+    is_tombstone,
     key_of,
     known,
+    names_in,
     record_of,
 )
 from memoranda.ledger.personal import (
     AnyRecord,
-    Record,
     Tombstone,
     claims,
     read_record,
@@ -62,10 +65,13 @@ from memoranda.ledger.personal import (
 )
 from memoranda.ledger.screening import SecretPolicy, screen
 from memoranda.ledger.sealed_store import SealedStore
-from memoranda.ledger.sources import MessageRef, parse_ref, subject
+from memoranda.ledger.sources import parse_ref, subject
 
 COMPLETION = Selector(Tag("migration", ""), (MigrationCompleted,))
 COMMAND: Json = {"name": "migrate"}
+WAITING = Refusal.OUTCOME_UNKNOWN
+"""What an operation without an end holds is refused for now only, so nothing is complete yet."""
+
 LISTED_MAX = 1000
 """Refused lines and overlaps that are told one by one; the counts tell of all."""
 
@@ -95,7 +101,7 @@ class MigrationReport(Value):
     """What became of the lines of an earlier store.
 
     Every line counts once: as a record imported, a conflict opened, a source blocked, already
-    there, suppressed by a tombstone, or refused by its code.
+    there, suppressed by a tombstone, or refused by its code. What a refused line blocks is kept.
     """
 
     imported: int
@@ -108,44 +114,16 @@ class MigrationReport(Value):
     overlapping: tuple[Overlap, ...]
     unknown_fields: dict[str, int]
 
-
-# -- what is known before the first line is taken -------------------------------------------
-
-
-class Ranges:
-    """Refs by message, each with the record that holds it."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, list[tuple[str, MessageRef | None, str]]] = {}
-
-    def add(self, ref: str, holder: str = "") -> None:
-        self._held.setdefault(subject(ref), []).append((ref, parse_ref(ref), holder))
-
-    def holder(self, ref: str) -> str | None:
-        """Who holds a range that overlaps; messages by their code points, other refs as texts."""
-        parsed = parse_ref(ref)
-        for text, range_, holder in self._held.get(subject(ref), ()):
-            if parsed.overlaps(range_) if parsed and range_ else ref == text:
-                return holder
-        return None
+    @property
+    def is_complete(self) -> bool:
+        """Whether running it again, once every operation has an end, would add nothing."""
+        return WAITING.code not in self.refused
 
 
-@dataclass
-class Survey:
-    """A store as its first reading shows it: whole, so many lines, and what it blocks."""
-
-    lines: int = 0
-    blocks: Ranges = field(default_factory=Ranges)
-
-
-def surveyed(legacy: LegacyStore) -> Survey:
-    survey = Survey()
-    for line in legacy.lines():
-        survey.lines += 1
-        # A block holds for what stands before it in the file, too.
-        for ref in blocked_by(line):
-            survey.blocks.add(ref)
-    return survey
+def completed_in(store: SealedStore) -> MigrationBody | None:
+    """What the newest migration that was complete met."""
+    completed = store.select(COMPLETION)
+    return completed[0].body(MigrationBody) if completed else None
 
 
 # -- one line after the other ---------------------------------------------------------------
@@ -156,7 +134,7 @@ class Takeover:
     """A store on its way into the log. It holds ids and refs of all lines, texts of none."""
 
     store: SealedStore
-    append: Callable[[Draft], object]
+    write: Callable[[Draft], object]
     actor: Actor
     secrets: SecretPolicy
     step: Callable[[str], None]
@@ -170,6 +148,8 @@ class Takeover:
     named: set[str] = field(default_factory=set)
     imported: dict[str, Status] = field(default_factory=dict)
     claimed: Ranges = field(default_factory=Ranges)
+    left_blocks: dict[str, None] = field(default_factory=dict)
+    is_changing: bool = False
 
     def take(self, legacy: LegacyStore, progress: Progress) -> None:
         """Records and blocks in the order of the file, then the conflicts about them."""
@@ -180,9 +160,12 @@ class Takeover:
                     self._settle(line)
                     done += 1
                     progress(done, self.survey.lines)
-        if any(self.counts[kind] for kind in ("record", "conflict", "forgotten_source")):
-            assert legacy.digest is not None, "the store was read"
-            self.append(self._completion(legacy.digest))
+        self._keep_left_blocks()
+        assert legacy.digest is not None, "the store was read"
+        last = completed_in(self.store)
+        is_news = self.is_changing or last is None or last.store_digest != legacy.digest
+        if is_news and self.report().is_complete:
+            self._append(self._completion(legacy.digest))
             self.step("migrate:completed")
 
     def report(self) -> MigrationReport:
@@ -198,20 +181,25 @@ class Takeover:
             unknown_fields=dict(sorted(self.unknown.items())),
         )
 
+    def _append(self, draft: Draft) -> None:
+        self.write(draft)
+        self.is_changing = True
+
     def _settle(self, line: Line) -> None:
         match line.kind:
             case "record":
-                outcome = self._record(line.fields)
+                outcome = self._record(line)
             case "conflict":
                 outcome = self._conflict(line.fields)
             case _:
                 outcome = self._blocked(line.fields)
         if isinstance(outcome, Draft):
-            self.append(outcome)
+            self._append(outcome)
             self.step(f"migrate:{line.kind}")
             self.counts[line.kind] += 1
         elif isinstance(outcome, Refused):
             self.refused[outcome.code] += 1
+            self.left_blocks |= dict.fromkeys(blocked_by(line))
             if len(self.refused_lines) < LISTED_MAX:
                 told = RefusedLine(line=line.number, code=outcome.code, field=outcome.field)
                 self.refused_lines.append(told)
@@ -220,21 +208,23 @@ class Takeover:
 
     # -- records ----------------------------------------------------------------------------
 
-    def _record(self, fields: Json) -> Outcome:
+    def _record(self, line: Line) -> Outcome:
+        fields = line.fields
         value = fields.get("value")
         if not isinstance(value, dict):
             return Refused(Refusal.VALUE_INVALID, "value")
         record_id = id_of(value)
         if record_id is not None:
-            if record_id in self.named:
-                return Refused(Refusal.VALUE_INVALID, "value.id")
-            self.named.add(record_id)
+            if line.number != self.survey.chosen(record_id):
+                self.left_blocks |= dict.fromkeys(blocked_by(line))
+                is_buried = self.survey.is_forgotten(record_id) and not is_tombstone(value)
+                return "suppressed" if is_buried else Refused(Refusal.VALUE_INVALID, "value.id")
             # The log wins, whatever the store says now: nothing of it is read any more.
             if standing := self._standing(record_id):
-                is_buried = standing == "forgotten" and value.get("status") != "forgotten"
+                is_buried = standing == "forgotten" and not is_tombstone(value)
                 return "suppressed" if is_buried else "already_there"
         record = record_of(value, self.store.space, self.unknown)
-        if isinstance(record, Record):
+        if not isinstance(record, Refused):
             record = self._screened(record)
         if isinstance(record, Refused):
             return record
@@ -251,14 +241,11 @@ class Takeover:
             return event.header.status
         return None
 
-    def _screened(self, record: Record) -> Record | Refused:
-        refs = {
-            f"value.sources.{place}": source.ref
-            for place, source in enumerate(record.sources)
-            if source.kind != "personal_message"
-        }
-        if isinstance(refused := screen(refs, "refuse"), Refused):
+    def _screened(self, record: AnyRecord) -> AnyRecord | Refused:
+        if isinstance(refused := screen(names_in(record), "refuse"), Refused):
             return refused
+        if isinstance(record, Tombstone):
+            return record
         texts = record_texts(record)
         screened = screen(texts, self.secrets)
         if isinstance(screened, Refused) or screened == texts:
@@ -281,10 +268,9 @@ class Takeover:
         if self.store.select(operation_selector(operation_id)):
             return Refused(Refusal.OPERATION_CONFLICT, "value.id")
         if self._is_held(record.id):
-            return Refused(Refusal.OUTCOME_UNKNOWN, "value.id")
+            return Refused(WAITING, "value.id")
         cited, claimed = source_refs(record), claims(record)
-        moved = (*claimed, *record.blocked_sources)
-        self._look((*cited, *moved))
+        self._look(cited)
         for place, ref in enumerate(cited):
             if self.survey.blocks.holder(ref) is not None or is_blocked(self.seen, ref):
                 return Refused(Refusal.SOURCE_FORGOTTEN, f"value.sources.{place}")
@@ -298,7 +284,8 @@ class Takeover:
             expected=None,
             value=record.model_dump(mode="json"),
         )
-        return self._record_draft(record, body, {subject(ref) for ref in moved})
+        moved = {subject(ref) for ref in (*claimed, *record.blocked_sources)}
+        return self._record_draft(record, body, moved)
 
     def _is_held(self, record_id: str) -> bool:
         """Whether an operation without an end holds the record."""
@@ -347,6 +334,9 @@ class Takeover:
         mark = admit(SourceMark, known(fields, SourceMark, self.unknown))
         if isinstance(mark, Refused):
             return mark
+        secret = screen({} if parse_ref(mark.ref) else {"ref": mark.ref}, "refuse")
+        if isinstance(secret, Refused):
+            return secret
         self._look([mark.ref])
         marks = (event.body(BlockedSource) for event in self.seen.all(blocks_of(mark.ref)))
         if f"source\0{mark.ref}" in self.named or mark.ref in {it.ref for it in marks if it}:
@@ -355,10 +345,18 @@ class Takeover:
         tags = (Tag("personal:src", subject(mark.ref)),)
         return Draft(SourceBlocked(family="personal"), BlockedSource(ref=mark.ref), tags)
 
+    def _keep_left_blocks(self) -> None:
+        """What a line that was not taken over blocks stays blocked, as a mark."""
+        for ref in self.left_blocks:
+            if isinstance(draft := self._blocked({"ref": ref}), Draft):
+                self._append(draft)
+
     def _conflict(self, fields: Json) -> Outcome:
         mark = admit(ConflictMark, known(fields, ConflictMark, self.unknown))
         if isinstance(mark, Refused):
             return mark
+        if isinstance(secret := screen({"other_id": mark.other_id or ""}, "refuse"), Refused):
+            return secret
         # A pair has one conflict, whichever side is named first; a mark may lack its partner.
         pair = "\0".join(("conflict", *sorted((mark.candidate_id, mark.other_id or ""))))
         operation_id = _operation_id(pair)

@@ -1,5 +1,6 @@
 """What a forget of many would take: everything from one source, from one session, or all of it."""
 
+import sqlite3
 from collections.abc import Iterable, Iterator
 
 from memoranda.ledger.asking import AskFalling
@@ -15,13 +16,13 @@ from memoranda.ledger.candidates import (
 from memoranda.ledger.capturing import session_messages
 from memoranda.ledger.commands import admit
 from memoranda.ledger.errors import Refusal, Refused
-from memoranda.ledger.events import HeldWords, Message, Status, Value
+from memoranda.ledger.events import HeldWords, IntentBody, Message, Status, Value
 from memoranda.ledger.guards import Seen, captured_at, message_guard
 from memoranda.ledger.holding import all_held, held_on, still_held
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import Record, source_refs
 from memoranda.ledger.sealed_store import SealedStore
-from memoranda.ledger.sources import message_ref, overlap, parse_ref
+from memoranda.ledger.sources import message_ref, overlap, overlapping_any, parse_ref
 from memoranda.projections.feed import current
 from memoranda.projections.records import RecordsView, id_text
 from memoranda.projections.views import ViewFile
@@ -36,11 +37,22 @@ class FallingRecord(Value):
     content: str
 
 
+class FallingIntent(Value):
+    """An operation without an end, whose text would fall with it; a forget's has none."""
+
+    operation_id: str
+    content: str | None
+
+
 class Fall(Value):
-    """What would fall: records with all their revisions, and the captured messages meant."""
+    """What would fall: records with all their revisions, and the captured messages meant.
+
+    `prepared` are the operations that hold such a record, or say what is meant of one to come.
+    """
 
     records: tuple[FallingRecord, ...]
     messages: tuple[str, ...]
+    prepared: tuple[FallingIntent, ...] = ()
 
 
 class Falling:
@@ -63,15 +75,38 @@ class Falling:
                 rows = connection.execute(
                     "SELECT id FROM records WHERE status <> 'forgotten' ORDER BY position"
                 )
-                ids = [id_text(kept) for (kept,) in rows]
                 held = [words.record_id for it in all_held(store) if (words := it.body(HeldWords))]
-                return Fall(records=tuple(_lines(store, dict.fromkeys(ids + held))), messages=())
-            refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
-            ids = [record_id for ref in refs for record_id in _derived(store, ref)]
+                ids, refs = [*(id_text(kept) for (kept,) in rows), *held], []
+            else:
+                refs = [asked.source] if asked.source else _said_in(store, asked.session or "")
+                ids = [record_id for ref in refs for record_id in _derived(store, ref)]
             return Fall(
                 records=tuple(_lines(store, dict.fromkeys(ids))),
                 messages=tuple(ref for ref in refs if _is_captured(store, ref)),
+                prepared=tuple(
+                    FallingIntent(operation_id=it.operation_id, content=_meant(it))
+                    for it in _open_intents(store, connection)
+                    if asked.everything or it.value["id"] in ids or _cites(it, refs)
+                ),
             )
+
+
+def _open_intents(store: SealedStore, connection: sqlite3.Connection) -> Iterator[IntentBody]:
+    rows = connection.execute("SELECT position FROM open_operations ORDER BY position")
+    events = store.at_positions([position for (position,) in rows])
+    bodies = (events[position].body(IntentBody) for position in sorted(events))
+    yield from filter(None, bodies)
+
+
+def _meant(intent: IntentBody) -> str | None:
+    content = intent.value.get("content")
+    return content if isinstance(content, str) else None
+
+
+def _cites(intent: IntentBody, refs: Iterable[str]) -> bool:
+    listed = intent.value.get("sources")
+    cited = [str(it["ref"]) for it in listed] if isinstance(listed, list) else []
+    return any(overlapping_any(ref, cited) for ref in refs)
 
 
 def _said_in(store: SealedStore, session_id: str) -> list[str]:

@@ -67,9 +67,10 @@ def nothing_more(*_: object) -> Complaints:
 class Work:
     """What is done under a fault, after what was done `before` it in peace.
 
-    `ids` are its operations, `is_opening` says that the opening itself is the work, and
-    `is_logged` that "nothing was written" can be seen by the position of the log. `again` is the
-    retry, where it is not the same once more. `opens` gives nothing where nothing is served
+    `ids` are its operations, of which an unknown outcome names `named`, or else the first;
+    `is_opening` says that the opening itself is the work, and `is_logged` that "nothing was
+    written" can be seen by the position of the log. `again` is the retry, where it is not the
+    same once more. `opens` gives nothing where nothing is served
     yet; `reopens` is the opening after a fault. `copies` looks at what lies elsewhere, right
     after a fault, and `ends` at everything once the retry has ended; what is `gone` by then is
     found nowhere.
@@ -78,6 +79,7 @@ class Work:
     do: Callable[[Memory], Any]
     before: Callable[[Memory], object] = lambda _: None
     ids: tuple[str, ...] = ()
+    named: str | None = None
     is_opening: bool = False
     is_logged: bool = True
     ports: Ports = EMBEDDED
@@ -496,7 +498,7 @@ WORKS = {
         prepare,
         ("op-1",),
     ),
-    "forget": Work(forget, backed_up, ("op-1", "op-2"), gone=(FACT,), ends=is_tidy),
+    "forget": Work(forget, backed_up, ("op-1", "op-2"), named="op-2", gone=(FACT,), ends=is_tidy),
     "batch": Work(batch, publish, ("op-0", "op-1", "op-2", "op-3", "op-4", "op-f"), gone=(FACT,)),
     "forget of a session": Work(forget_session, say_and_derive, is_logged=False, gone=(FACT,)),
     "forget of the space": Work(

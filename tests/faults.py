@@ -217,12 +217,24 @@ def lies(
             if work.is_logged and before["position"] != after["position"]:
                 yield f"{ended}, and yet {before['position']} became {after['position']}"
         case ["unknown", operation_id]:
-            if len(work.ids) == 1 and operation_id != work.ids[0]:
+            if work.ids and operation_id != (work.named or work.ids[0]):
                 yield f"the unknown outcome names {operation_id}"
-        case ["done", dict(receipt)] if work.ids:
-            known = after["operations"].get(receipt["operation_id"])
-            if known is None or (known[1] is not None and known[1] != receipt):
-                yield f"the receipt {receipt} is not there: {known}"
+        case ["done", answer] if work.ids:
+            yield from lost(work, answer, after)
+
+
+def lost(work: Work, answer: Any, after: dict[str, Any]) -> Iterator[str]:
+    """What was answered and is not there; a batch answers or refuses each of its ids in order."""
+    receipts = answer if isinstance(answer, list) else [answer]
+    if isinstance(answer, list):
+        answered = [it["operation_id"] if it else None for it in receipts]
+        of_ids = [name and it for name, it in zip(answered, work.ids, strict=False)]
+        if answered != of_ids or len(answered) != len(work.ids):
+            yield f"{answered} does not answer {work.ids}"
+    for receipt in filter(None, receipts):
+        known = after["operations"].get(receipt["operation_id"])
+        if known is None or (known[1] is not None and known[1] != receipt):
+            yield f"the receipt {receipt} is not there: {known}"
 
 
 # -- all of them ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from memoranda.ledger.entries import Event
+from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import (
     Actor,
     Attachment,
@@ -63,8 +64,8 @@ class Oracle:
     term: int = 0
     holder: str = "local"
     takeovers: int = 0
-    wrote: dict[str, int] = field(default_factory=dict)
-    """When each host last wrote, in microseconds of the clock."""
+    wrote: dict[str, float] = field(default_factory=dict)
+    """When each host last wrote, as whoever shows it the log counts the time."""
     open: dict[str, str] = field(default_factory=dict)
     """The operations that hold a record, with that record."""
     ended: dict[str, int] = field(default_factory=dict)
@@ -123,8 +124,10 @@ class Oracle:
     def end_of(self, operation_id: str) -> int | None:
         return self.ended.get(self.names.get(operation_id, ""))
 
-    def agrees(self, read: OperationRead, operation_id: str) -> bool:
+    def agrees(self, read: OperationRead | Refused, operation_id: str) -> bool:
         """Whether an operation is shown as the log has it."""
+        if isinstance(read, Refused):
+            return False
         name = self.names[operation_id]
         if name in self.open:
             return (read.state, read.receipt) == ("prepared", None)

@@ -38,7 +38,7 @@ class Provider:
     def shown(self, names: Sequence[str]) -> Any:
         return (self.state or {}).get(names[0])
 
-    def fence(self) -> int:
+    def fence(self, _names: Sequence[str]) -> int:
         return self.token
 
     def change(self, state: Any) -> None:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sqlite3
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -131,6 +132,28 @@ def race(site: Site, rounds: int, *works: Callable[[Memory, int], object]) -> li
     )
     heard = sorted(site.heard(name))
     return [[said for turn, _, said in heard if turn == each] for each in range(rounds)]
+
+
+class FailingCommit:
+    """The connection that writes a log; one COMMIT fails, before it is durable or after."""
+
+    def __init__(self, memory: Memory, *, at: int = 1, is_durable: bool = True) -> None:
+        recorder = memory._parts.log._recorder
+        self._writer, self._left, self._is_durable = recorder._writer, at, is_durable
+        recorder._writer = self
+
+    def execute(self, statement: str, *values: object) -> object:
+        self._left -= statement == "COMMIT"
+        is_failing = statement == "COMMIT" and self._left == 0
+        answer = None
+        if self._is_durable or not is_failing:
+            answer = self._writer.execute(statement, *values)
+        if is_failing:
+            raise sqlite3.OperationalError("disk I/O error")
+        return answer
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._writer, name)
 
 
 def killed_at(step: str, **more: object) -> Stamps:

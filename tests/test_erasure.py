@@ -14,6 +14,7 @@ from memoranda.ledger.places import Place
 from memoranda.ledger.receipts import ForgetReceipt
 from memoranda.ledger.slots import SlotFile
 from memoranda.projections.audit import verify_chain
+from memoranda.projections.falling import Fall
 from memoranda.tools.memory import Memory
 
 REF = "personal-message:s-main-1:"
@@ -290,6 +291,45 @@ def test_everything_may_fall_and_the_ledger_goes_on(memory, primary):
     assert memory.records() == ()
     assert memory.remember("A new beginning").to_revision == 1
     assert memory.falling(everything=True).records[0].content == "A new beginning"
+
+
+def test_what_is_only_prepared_falls_too(memory, primary):
+    held = primary.publish("diet/peanuts", "Allergic to peanuts", sources=[f"{REF}50#0-7"])
+    correction = {"name": "correct", "operation_id": "op-1", "record_id": held.record_id}
+    memory.prepare({**correction, "expected_revision": 1, "content": "a held correction"})
+    unborn = {"name": "publish", "operation_id": "op-2", "key": KEY, "content": "not yet born"}
+    primary.prepare({**unborn, "sources": [f"{REF}42"]})
+    elsewhere = {"name": "publish", "operation_id": "op-3", "key": "tea", "content": "by hand"}
+    memory.prepare(elsewhere)
+
+    by_source = memory.falling(source=f"{REF}42#0-3")
+    assert [it.operation_id for it in by_source.prepared] == ["op-2"]
+    assert [it.operation_id for it in memory.falling(source=f"{REF}50").prepared] == ["op-1"]
+    fall = memory.falling(everything=True)
+    assert [(it.operation_id, it.content) for it in fall.prepared] == [
+        ("op-1", "a held correction"),
+        ("op-2", "not yet born"),
+        ("op-3", "by hand"),
+    ]
+
+    report = memory.forget_many(fall)
+
+    assert (report.forgotten, report.aborted, report.refused) == (1, 3, {})
+    for text in ("a held correction", "not yet born", "by hand", "Allergic to peanuts"):
+        assert memory.remnants(text).remnants == ()
+    assert memory.falling(everything=True) == Fall(records=(), messages=())
+    assert memory.audit.verify().findings == ()
+
+
+def test_what_is_prepared_and_cannot_be_settled_is_told(memory, opened):
+    other = opened(host="backend-1")
+    other.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": FACT})
+
+    report = memory.forget_many(memory.falling(everything=True))
+
+    assert (report.forgotten, report.aborted) == (0, 0)
+    assert report.refused == {"reconcile_refused": 1}
+    assert memory.operation("op-1").state == "prepared"
 
 
 def test_a_forget_of_many_that_was_interrupted_goes_on_when_it_is_asked_for_again(memory):

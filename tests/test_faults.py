@@ -78,6 +78,18 @@ def test_an_answer_that_lies_is_found_out():
     assert lies(["fault", "full"], written) == lies(["refused", "BUSY"], written) == 2
     assert lies(["unknown", None], written) == 1
 
+    batch = fault_works.Work(fault_works.batch, ids=("op-1", "op-2"))
+    other = {"operation_id": "op-2", "position": 5}
+    both = {"position": 5, "operations": {it["operation_id"]: ["committed", it]
+                                          for it in (receipt, other)}}  # fmt: skip
+
+    def found(ended: list[Any], after: dict[str, Any]) -> int:
+        return len(list(faults.lies(batch, empty, after, ended)))
+
+    assert found(["done", [receipt, other]], both) == found(["unknown", "op-1"], both) == 0
+    assert found(["done", [receipt, other]], written) == found(["unknown", "op-2"], both) == 1
+    assert found(["done", [other, receipt]], both) == found(["done", [receipt]], both) == 1
+
 
 def test_a_backup_that_does_not_hold_is_found_out(tmp_path):
     work, inner = fault_works.WORKS["backup"], tmp_path / "away" / fault_works.SPACE

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import World
 from tests.providers import Company, company
+from tests.sites import WAIT_S, FailingCommit
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
 from memoranda.ledger.errors import (
@@ -460,6 +461,98 @@ def test_race_18_an_outage_never_parts_a_record_from_its_receipt(hosted, world: 
     assert hosted.ask(MAIN, counted) == (1 if state == "committed" else 0)
     assert hosted.ask(MAIN, published).to_revision == 1
     assert hosted.ask(PERSON, lambda memory: memory.audit.verify().findings) == ()
+
+
+@pytest.mark.parametrize("is_durable", [True, False], ids=["answer lost", "write lost"])
+def test_race_18_after_a_commit_that_failed_the_outcome_can_be_looked_up(hosted, is_durable):
+    hosted.ask(PERSON, lambda memory: FailingCommit(memory, at=2, is_durable=is_durable))
+
+    answer = hosted.ask(MAIN, published)
+
+    assert (answer.refusal, answer.operation_id) == (Refusal.OUTCOME_UNKNOWN, "op-1")
+    read = hosted.ask(MAIN, lambda memory: memory.operation("op-1"))
+    assert read.state == ("committed" if is_durable else "prepared")
+    assert (read.receipt is not None) is is_durable
+    assert hosted.ask(MAIN, counted) == (1 if is_durable else 0)
+    assert hosted.ask(MAIN, published).to_revision == 1
+    assert hosted.ask(PERSON, lambda memory: memory.audit.verify().findings) == ()
+    hosted._stop()
+
+
+def test_a_plugin_looks_an_unknown_outcome_up_without_switching_personal_off(personal, registry):
+    personal.ask(MAIN, published)
+    request = intent(registry)
+    personal.ask(PERSON, FailingCommit)
+    main = seat(registry, "main")
+
+    unknown = main.commit(request)
+
+    assert unknown.wire()["operation_id"] == "op-2"
+    assert main.operation("op-2").state == "committed"
+    assert len(main.records().records) == 1
+    assert main.commit(main.operation("op-2").intent).replayed
+
+
+@pytest.mark.parametrize("answer", [None, 5, "memory"], ids=repr)
+def test_a_provider_that_gives_no_memory_is_down(answer):
+    personal = Personal(lambda: answer)
+
+    refused = personal.ask(PERSON, counted)
+
+    assert (refused.refusal, refused.field) == (Refusal.SERVICE_UNAVAILABLE, "documents")
+    personal._stop()
+
+
+def test_a_provider_that_hangs_holds_nobody_and_serves_once_it_answers(opened, monkeypatch):
+    monkeypatch.setattr(host_room, "OPEN_WITHIN_S", 0.05)
+    go, asked = threading.Event(), []
+
+    def documents() -> Memory:
+        asked.append(1)
+        go.wait(WAIT_S)
+        return opened()
+
+    personal = Personal(documents)
+    for _ in range(2):
+        assert personal.ask(PERSON, counted).refusal is Refusal.SERVICE_UNAVAILABLE
+    assert len(asked) == 1
+    monkeypatch.setattr(host_room, "OPEN_WITHIN_S", WAIT_S)
+    go.set()
+
+    assert personal.ask(PERSON, counted) == 0
+    assert len(asked) == 1
+    personal._stop()
+
+
+def test_a_provider_that_hangs_is_switched_off_at_once_and_closed_when_it_answers(
+    opened, monkeypatch
+):
+    monkeypatch.setattr(host_room, "OPEN_WITHIN_S", 0.05)
+    go, late = threading.Event(), []
+
+    def documents() -> Memory:
+        go.wait(WAIT_S)
+        late.append(opened())
+        return late[0]
+
+    personal = Personal(documents)
+    registry = Registry([personal.plugin()])
+    assert personal.ask(PERSON, counted).refusal is Refusal.SERVICE_UNAVAILABLE
+    monkeypatch.setattr(host_room, "OPEN_WITHIN_S", WAIT_S)
+    waiting = threading.Thread(target=personal.ask, args=(PERSON, counted))
+    waiting.start()
+
+    registry.disable("personal")
+
+    waiting.join(WAIT_S)
+    assert not waiting.is_alive()
+    go.set()
+    while not (late and not late[0].is_serving):
+        pass
+    personal.replace(opened)
+    registry.enable("personal")
+    assert personal.ask(PERSON, counted) == 0
+    personal._stop()
 
 
 def test_a_call_that_waits_for_personal_to_close_is_answered_at_once(hosted, monkeypatch):

@@ -22,6 +22,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import MigrationCompleted, RecordBody, RecordCommitted
 from memoranda.ledger.legacy import LINE_BYTES_MAX
 from memoranda.ledger.personal import Record, record_id_of
+from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.records import id_bytes, id_text
@@ -442,14 +443,13 @@ def test_every_line_counts_once(memory, primary, old):
     first = report(memory.migrate(old(*lines)))
 
     assert sums(first) == {
-        "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 2, "suppressed": 1,
-        "invalid_value": 3, "invalid_transition": 1, "not_found": 1, "source_forgotten": 1,
+        "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 3, "suppressed": 1,
+        "invalid_value": 2, "invalid_transition": 1, "not_found": 1, "source_forgotten": 1,
     }  # fmt: skip
     assert sum(sums(first).values()) == len(lines)
     assert [(it.line, it.code, it.field) for it in first.refused_lines] == [
         (4, "invalid_value", "value.id"),
         (5, "invalid_value", "value.content"),
-        (7, "invalid_value", "value.id"),
         (10, "invalid_transition", "candidate_id"),
         (11, "not_found", "candidate_id"),
         (15, "source_forgotten", "value.sources.0"),
@@ -589,6 +589,67 @@ def test_a_blocked_mark_is_closed_to_every_key_and_caller(memory, primary, task_
     assert is_whole(memory)
 
 
+# -- several lines of one id, and what a refused one blocks ---------------------------------------
+
+
+@pytest.mark.parametrize("blocked", [ref("42"), ref("88")])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2, 1)])
+def test_what_a_store_calls_forgotten_is_not_served_wherever_the_tombstone_stands(
+    order, blocked, memory, primary, old, folder
+):
+    live = [record(ID, sources=[source(ref("42"))], revision=revision) for revision in (3, 7)]
+    lines = [live[0], tombstone(ID, blocked), live[1]]
+    path = old(*(lines[at] for at in order))
+
+    dry, answer = memory.migrate(path, dry_run=True), report(memory.migrate(path))
+
+    assert sums(answer) == {"imported": 1, "suppressed": len(order) - 1}
+    assert dry == answer
+    assert memory.records() == ()
+    assert memory.read(ID, include_inactive=True).record.status == "forgotten"
+    assert primary.publish("tea", "Tea", sources=[blocked]).refusal is Refusal.SOURCE_FORGOTTEN
+    before = rows(folder)
+    assert sums(memory.migrate(path)) == {"already_there": 1, "suppressed": len(order) - 1}
+    assert rows(folder) == before
+    assert is_whole(memory)
+
+
+@pytest.mark.parametrize("revisions", [(3, 4), (4, 3), (4, 4), (True, 4)])
+def test_of_several_live_lines_of_one_id_the_highest_revision_counts(revisions, memory, old):
+    lines = [record("a", revision=it, content=f"words {it}") for it in revisions]
+
+    answer = report(memory.migrate(old(*lines)))
+
+    assert sums(answer) == {"imported": 1, "invalid_value": 1}
+    assert memory.read("a").record.content == "words 4"
+
+
+def test_older_words_do_not_stand_in_for_newer_ones_that_are_refused(memory, old):
+    answer = memory.migrate(old(record("a"), record("a", revision=4, content="")))
+
+    assert sums(answer) == {"invalid_value": 2}
+    assert memory.records() == ()
+
+
+def test_what_a_line_that_is_not_taken_over_blocks_stays_blocked(memory, primary, old, folder):
+    broken, unnamed = tombstone("gone", ref("42#0-6"), SURROGATE), tombstone("", "notes.md")
+    again = record("twice", blocked_sources=[ref("88")])
+    path = old(broken, unnamed, again, record("twice", revision=4), record("gone"))
+
+    answer = report(memory.migrate(path))
+
+    assert sums(answer) == {"imported": 1, "suppressed": 1, "invalid_value": 3}
+    file = {"kind": "file", "ref": "notes.md"}
+    answers = [primary.publish("tea", "Tea", sources=[ref(it)]) for it in ("42#5-7", "88")]
+    answers.append(memory.publish("tea", "Tea", sources=[file]))
+    assert [it.refusal for it in answers] == 3 * [Refusal.SOURCE_FORGOTTEN]
+    assert primary.publish("tea", "Tea", sources=[ref("42#6-9")]).to_revision == 1
+    before = rows(folder)
+    assert sums(memory.migrate(path)) == {"already_there": 1, "suppressed": 1, "invalid_value": 3}
+    assert rows(folder) == before
+    assert is_whole(memory)
+
+
 # -- conflicts -------------------------------------------------------------------------------
 
 
@@ -699,6 +760,16 @@ REFUSED: list[tuple[Json, str, str]] = [
      "value.rejections.0"),
     ({"blocked_sources": [7]}, "invalid_value", "value.blocked_sources.0"),
     ({"blocked_sources": ["old:a"]}, "source_forgotten", "value.sources.0"),
+    ({"id": SECRET}, "secret_detected", "value.id"),
+    ({"contributor_agent_id": SECRET}, "secret_detected", "value.contributor_agent_id"),
+    ({"updated_by_agent_id": SECRET}, "secret_detected", "value.updated_by_agent_id"),
+    ({"contributions": [{"agent_id": SECRET, "executor_session_id": "s", "revision": 3}]},
+     "secret_detected", "value.contributions.0.agent_id"),
+    ({"contributions": [{"agent_id": "a", "executor_session_id": SECRET, "revision": 3}]},
+     "secret_detected", "value.contributions.0.executor_session_id"),
+    ({"rejections": [{"ref": SECRET, "reason": "r", "revision": 1}]}, "secret_detected",
+     "value.rejections.0.ref"),
+    ({"blocked_sources": ["x", SECRET]}, "secret_detected", "value.blocked_sources.1"),
 ]  # fmt: skip
 
 
@@ -732,6 +803,10 @@ def test_a_record_that_breaks_a_rule_is_refused_by_its_line_and_the_others_go_on
         (forgotten_source(SURROGATE), "invalid_request", "ref"),
         (tombstone("t", revision=0), "invalid_value", "value.revision"),
         (tombstone("t", SURROGATE), "invalid_value", "value.blocked_sources.0"),
+        (tombstone("t", SECRET), "secret_detected", "value.blocked_sources.0"),
+        (tombstone(SECRET), "secret_detected", "value.id"),
+        (forgotten_source(SECRET), "secret_detected", "ref"),
+        (conflict("c", SECRET), "secret_detected", "other_id"),
     ],
 )
 def test_a_mark_or_tombstone_that_breaks_a_rule_is_refused_by_its_line(
@@ -741,6 +816,7 @@ def test_a_mark_or_tombstone_that_breaks_a_rule_is_refused_by_its_line(
 
     assert [(it.line, it.code, it.field) for it in answer.refused_lines] == [(3, code, field)]
     assert answer.imported == 1
+    assert memory.remnants("AKIAIOSFODNN7EXAMPLQ").remnants == ()
 
 
 def test_nothing_of_a_refused_line_is_repeated_anywhere(memory, old, caplog):
@@ -832,6 +908,9 @@ def test_a_line_that_no_store_has_breaks_it_whole_and_is_named_by_number(line, m
         ({**HEAD, "user_space_id": None}, "user_space_id"),
         ({**HEAD, "format": "personal-records/2"}, "line 1"),
         ({**HEAD, "kind": "record"}, "line 1"),
+        ({**HEAD, "format": ["personal-records/1"]}, "line 1"),
+        ({**HEAD, "format": {}}, "line 1"),
+        ({**HEAD, "kind": ["store"]}, "line 1"),
     ],
 )
 def test_a_store_of_another_space_or_format_is_refused_whole(head, field, memory, old):
@@ -1015,6 +1094,26 @@ def test_a_dry_run_waits_for_no_writer(memory, old, folder):
         assert report(memory.migrate(old(record("a")), dry_run=True)).imported == 1
 
 
+def test_what_a_tombstone_blocks_costs_no_look_into_the_log(memory, old, monkeypatch):
+    looks: list[object] = []
+    select = SealedStore.select
+
+    def counted(store: SealedStore, *arguments: Any) -> Any:
+        looks.append(arguments)
+        return select(store, *arguments)
+
+    monkeypatch.setattr(SealedStore, "select", counted)
+    counts = []
+    for name, many in (("few", 2), ("many", 200)):
+        looks.clear()
+        blocked = [ref(f"{many}{at}") for at in range(many)]
+        report(memory.migrate(old(tombstone(name, *blocked))))
+        counts.append(len(looks))
+
+    assert counts[0] == counts[1]
+    assert 0 < counts[0] < 20
+
+
 # -- nothing is served before -----------------------------------------------------------------
 
 
@@ -1053,6 +1152,64 @@ def test_a_repeat_of_a_completed_store_reads_no_line_of_it(opened, old, monkeypa
     monkeypatch.setattr("memoranda.ledger.legacy.LegacyStore.lines", None)
 
     assert len(opened(legacy=path).records()) == 1
+
+
+def held_key(memory: Memory) -> None:
+    """An intent without an end on the record that the store names ID."""
+    key = "preference/reply-language"
+    intent = {"name": "publish", "operation_id": "op-1", "key": key, "content": "x"}
+    assert memory.prepare(intent).record_id == ID
+
+
+def earlier_store(memory: Memory) -> tuple[str, str]:
+    (found,) = (it for it in memory.doctor() if it.name == "earlier store")
+    return found.level, found.message
+
+
+def test_what_an_operation_held_is_taken_over_by_the_opening_after_its_end(
+    opened, old, caplog, folder
+):
+    caplog.set_level("WARNING", "memoranda")
+    path = old(record(ID), record("b"), conflict(ID))
+    first = opened()
+    held_key(first)
+    first.close()
+
+    with opened(legacy=path) as held:
+        assert [it.record.id for it in held.records()] == ["b"]
+        assert held.taken_over.refused == {"not_found": 1, "outcome_unknown": 1}
+        level, message = earlier_store(held)
+        assert (level, "outcome_unknown 1" in message) == ("finding", True)
+        before = rows(folder)
+    assert "imported=1 refused=2" in caplog.text
+    assert "Fact of" not in caplog.text
+    with opened(legacy=path) as held:
+        assert sums(held.taken_over)["outcome_unknown"] == 1
+        assert rows(folder) == before
+        held.reconcile("op-1", writers_stopped=True, reason="crash")
+
+    with opened(legacy=path) as settled:
+        assert {it.record.id for it in settled.records()} == {ID, "b"}
+        assert earlier_store(settled) == ("note", earlier_store(settled)[1])
+        position = settled.status().position
+    with opened(legacy=path) as again:
+        assert (again.taken_over, again.status().position) == (None, position)
+        assert "invalid_transition 1" in earlier_store(again)[1]
+
+
+def test_a_store_is_complete_once_the_operation_that_held_its_record_was_committed(opened, old):
+    path = old(record(ID))
+    first = opened()
+    held_key(first)
+    first.close()
+    with opened(legacy=path) as held:
+        assert held.commit(held.operation("op-1").intent).to_revision == 1
+
+    with opened(legacy=path) as settled:
+        assert sums(settled.taken_over) == {"already_there": 1}
+        assert earlier_store(settled)[0] == "fine"
+    with opened(legacy=path) as again:
+        assert again.taken_over is None
 
 
 # -- ids of another shape -----------------------------------------------------------------------
@@ -1349,6 +1506,31 @@ def test_every_command_refuses_while_the_earlier_store_cannot_be_read(run, old, 
         code, out, _ = run(*command, "--json", MEMORANDA_LEGACY=nowhere)
         assert (code, json.loads(out)["error"]["code"]) == (1, "migration_failed")
     assert run("list", MEMORANDA_LEGACY=str(old(record("a"))))[1].count("Fact of a") == 1
+
+
+def test_the_command_that_opens_an_earlier_store_says_how_much_of_it_was_refused(run, old):
+    path = str(old(record("a"), record("b", content="")))
+    run("init")
+
+    code, out, err = run("list", MEMORANDA_LEGACY=path)
+    again = run("list", MEMORANDA_LEGACY=path)
+    doctor = run("doctor", MEMORANDA_LEGACY=path)[1]
+
+    told = "lines of the earlier store that were refused: 1 (invalid_value 1)"
+    assert (code, err) == (0, f"{told}; `memoranda doctor` says more.\n")
+    assert again == (0, out, "")
+    assert f"{told}; `memoranda migrate FROM --dry-run` names them" in doctor
+
+
+def test_the_command_says_what_to_settle_before_a_store_is_complete(run, old, tmp_path):
+    run("init")
+    with open_memory("us_alice", data=tmp_path / "data", state=tmp_path / "state") as memory:
+        held_key(memory)
+
+    out = run("migrate", str(old(record(ID))))[1]
+
+    assert "line 2: outcome_unknown: value.id" in out
+    assert "Settle what `memoranda operations` shows, then run it again." in out
 
 
 @pytest.mark.parametrize("record_id", [it for it in ODD_IDS if it != "-x"])

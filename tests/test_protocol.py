@@ -1,16 +1,19 @@
 """The commit protocol: prepare, protect, decide; unknown outcomes, fences, reconcile, batches."""
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.providers import Chats, Company, company
+from tests.providers import Chats, Company, Provider, company
+from tests.sites import FailingCommit
 
-from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import Authorization, Binding, Task
-from memoranda.ledger.ports import Ports, Protected
+from memoranda.ledger.ports import Conversation, Ports, Protected
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
 from memoranda.tools.memory import Memory
@@ -286,6 +289,7 @@ def test_scenario_54_a_committed_receipt_is_kept(memory, primary):
         {"writers_stopped": 1},
         {"reason": ""},
         {"reason": " "},
+        {"reason": "\u200b\ufeff\u2060"},
         {"reason": None},
     ],
     ids=str,
@@ -380,6 +384,7 @@ def test_a_late_commit_of_a_fenced_host_loses_and_its_intent_stays_for_recovery(
     old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
 
     new = opened(host="backend-2")
+    assert not isinstance(new.host.bind_primary("s-2"), Refused)
 
     late = old.publish(KEY, TEXT, operation_id="op-1")
     assert late.refusal is Refusal.EXECUTION_FENCED
@@ -473,6 +478,50 @@ def test_a_batch_is_bounded_and_is_a_list(memory):
     assert memory.commit_many([{}] * 1001).refusal is Refusal.LIMIT_EXCEEDED
     assert memory.commit_many("op").refusal is Refusal.INVALID_REQUEST
     assert memory.commit_many([{}])[0].refusal is Refusal.INVALID_REQUEST
+
+
+def test_an_unknown_outcome_of_a_batch_names_the_first_operation_that_was_written(opened, memory):
+    memory.publish(KEY, TEXT)
+    requests = [
+        {"name": "publish", "key": KEY, "content": "refused, and without an id"},
+        {"name": "publish", "operation_id": "op-1", "key": KEY, "content": "refused"},
+        {"name": "publish", "operation_id": "op-2", "key": "a", "content": TEXT},
+        {"name": "publish", "operation_id": "op-3", "key": "b", "content": TEXT},
+    ]
+    FailingCommit(memory)
+
+    with pytest.raises(OutcomeUnknown) as unknown:
+        memory.commit_many(requests)
+
+    assert unknown.value.operation_id == "op-2"
+    reopened = opened()
+    assert reopened.operation("op-1").refusal is Refusal.NOT_FOUND
+    assert [reopened.operation(it).state for it in ("op-2", "op-3")] == ["committed"] * 2
+
+
+def test_an_unknown_outcome_of_one_hosted_request_keeps_the_answers_before_it(opened, main, firm):
+    requests = [
+        publication(f"op-{n}", key=f"key {n}", sources=[f"{REF}88#{n}-{n + 1}"]) for n in range(3)
+    ]
+    FailingCommit(main, at=4)  # its first has an intent and an end, and so has the second
+
+    first, second, third = main.commit_many(requests)
+
+    assert (first.operation_id, first.to_revision) == ("op-0", 1)
+    assert (second.refusal, second.operation_id) == (Refusal.OUTCOME_UNKNOWN, "op-1")
+    assert second.wire()["operation_id"] == "op-1"
+    assert third.refusal is Refusal.SERVICE_UNAVAILABLE
+    assert states(opened(ports=firm.ports)) == {"op-0": "committed", "op-1": "committed"}
+
+
+def test_commit_takes_what_prepare_and_commit_many_take(memory):
+    named = {"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT}
+    memory.prepare(named)
+
+    receipt = memory.commit(named)
+
+    assert receipt.to_revision == 1
+    assert memory.commit_many([named]) == (receipt.model_copy(update={"replayed": True}),)
 
 
 def test_a_batch_may_hold_a_forget_whose_keys_are_gone_when_it_answers(memory):
@@ -700,6 +749,28 @@ def test_scenario_57_another_data_set_is_refused_and_the_intent_stays(opened, ma
     assert isinstance(settle(embedded), AbortReceipt)
 
 
+def test_a_space_that_binds_by_itself_is_handed_to_providers_by_the_person_only(
+    opened, memory, primary, firm
+):
+    primary.publish("preference/tea", "green", sources=[f"{REF}88"])
+    before = all_rows(memory)
+    other = opened(ports=firm.ports)
+
+    for session in ("s-main-1", "s-evil"):
+        stranger = other.acting_as(ModelSession(session, "x"))
+        said = stranger.publish(KEY, TEXT, sources=[f"{REF}42"])
+        assert said.refusal in {Refusal.BINDING_MISMATCH, Refusal.NOT_AUTHORIZED}
+    assert other.host.stop_task("task-7").refusal is Refusal.BINDING_MISMATCH
+    assert all_rows(memory) == before
+    assert primary.read("mem_8bd9f7914096218ac8597c1a948899a2c12f19c2710f4adb7d998585c9c0de6a")
+
+    assert not isinstance(other.host.bind_primary("s-main-1"), Refused)
+    main = other.acting_as(ModelSession("s-main-1", "agent-main"))
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    assert opened().host.bind_primary("s-main-1").refusal is Refusal.BINDING_MISMATCH
+    assert other.audit.verify().findings == ()
+
+
 def test_a_host_may_own_only_some_of_its_guards(opened, firm):
     person = opened(ports=Ports(authorizations=firm.leaves))
     assert not isinstance(person.host.bind_primary("s-main-1"), Refused)
@@ -770,7 +841,8 @@ def test_a_conflict_too_rests_on_the_data_sets_that_the_space_was_bound_by(opene
 
 def test_a_fenced_host_with_providers_refuses_a_whole_batch_and_knows_that_it_did(opened, firm):
     old = opened(host="backend-1", ports=firm.ports)
-    opened(host="backend-2")
+    old.remember("by the old one")
+    opened(host="backend-2").remember("by the new one")
 
     (answer,) = old.commit_many([publication()])
 
@@ -814,10 +886,21 @@ def test_a_stranger_data_set_binds_nobody_by_a_read(opened, main, firm):
         "yes",
         Protected(None, None),
         Protected("a task", 1),
+        Protected(None, bool(1)),
+        Protected(None, 2**63),
         Protected({"item_id": "task-7"}, 1),
         Protected(Task(item_id="task-9", requirement_revision=1, captured_ref=f"{REF}42"), 1),
     ],
-    ids=["none", "text", "no token", "a text for a state", "a dict", "another item"],
+    ids=[
+        "none",
+        "text",
+        "no token",
+        "a text for a state",
+        "a yes for a number",
+        "a long number",
+        "a dict",
+        "another item",
+    ],
 )
 def test_a_provider_that_answers_what_it_cannot_mean_is_named(hosted, item, firm, name, answer):
     @contextmanager
@@ -903,7 +986,8 @@ def test_a_provider_that_has_nobody_bound_ends_the_reads_of_who_was(hosted, item
     firm.chats.change((None, firm.chats.state[1]))
 
     assert main.candidates().refusal is Refusal.NOT_AUTHORIZED
-    assert hosted.acting_as(ModelSession("", "x")).records().refusal is Refusal.NOT_AUTHORIZED
+    with pytest.raises(RefusedError, match="invalid_request"):
+        hosted.acting_as(ModelSession("", "x"))
 
 
 def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, world):
@@ -913,6 +997,7 @@ def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, wor
     world.move(days=-3650)
     old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
     new = opened(host="b")
+    new.remember("with this append it attaches")
     assert settle(new).refusal is Refusal.RECONCILE_REFUSED
 
     world.move(seconds=61)
@@ -920,9 +1005,129 @@ def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, wor
     assert isinstance(settle(new), AbortReceipt)
 
 
+@pytest.mark.parametrize("has_attached", [True, False], ids=["attached ahead", "never attached"])
+def test_a_takeover_by_a_clock_that_ran_ahead_bars_reconcile_for_a_minute_only(
+    opened, world, has_attached
+):
+    world.move(days=3650)
+    old = opened(host="a")
+    old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+    if has_attached:
+        opened(host="b").remember("attached by a clock that ran ahead")
+    world.move(days=-3650)
+
+    for seconds in (0, 59):
+        world.move(seconds=seconds)
+        assert settle(opened(host="b")).refusal is Refusal.RECONCILE_REFUSED
+    assert old.remember("late").refusal is Refusal.EXECUTION_FENCED
+    world.move(seconds=1)
+
+    other = opened(host="b")
+    assert isinstance(settle(opened(host="b")), AbortReceipt)
+    assert other.remember("openings of one host go on together").to_revision == 1
+    assert other.audit.verify().findings == ()
+
+
+READS: dict[str, Callable[[Memory], object]] = {
+    "records": lambda memory: memory.records(),
+    "query": lambda memory: memory.query(include_inactive=True),
+    "recall": lambda memory: memory.recall("tea"),
+    "search": lambda memory: memory.search("tea"),
+    "operations": lambda memory: memory.operations(),
+    "status": lambda memory: memory.status(),
+    "audit": lambda memory: memory.audit.verify(),
+    "falling": lambda memory: memory.falling(everything=True),
+    "a refused write": lambda memory: memory.retire(ID, 1, "no such record"),
+    "a refused reconcile": lambda memory: settle(memory, "op-open"),
+    "closing": lambda memory: memory.close(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_what_appends_nothing_fences_no_live_host(opened, read):
+    backend = opened(host="backend-1")
+    backend.prepare({"name": "publish", "operation_id": "op-open", "key": "a", "content": TEXT})
+    for kept in [backend.remember(f"tea {n}") for n in range(3)]:
+        backend.forget(kept.record_id, 1)
+    assert backend.finish_forgets() == () or backend._parts.forgetting.is_owed
+    before = all_rows(backend)
+
+    read(opened(host="auditor"))
+
+    assert all_rows(backend) == before
+    assert backend.remember("as before").to_revision == 1
+
+
+def test_a_host_attaches_with_its_first_append_and_in_the_same_write(opened, world):
+    backend = opened(host="backend-1")
+    backend.remember("one")
+    auditor = opened(host="auditor")
+    position = auditor.status().position
+    world.steps.clear()
+
+    receipt = auditor.remember("two")
+
+    assert (receipt.position, receipt.epoch) == (position + 2, 2)
+    assert world.steps.count("log:commit") == 1
+    assert backend.remember("three").refusal is Refusal.EXECUTION_FENCED
+    assert auditor.audit.verify().findings == ()
+
+
+def test_a_first_append_that_fails_attaches_nobody(opened, world):
+    backend = opened(host="backend-1")
+    backend.remember("one")
+    auditor = opened(host="auditor")
+
+    def fail(step: str) -> None:
+        if step == "log:commit":
+            raise StorageFault("the disk is full")
+
+    world.at_step = fail
+    with pytest.raises(StorageFault):
+        auditor.remember("two")
+    world.at_step = lambda _: None
+
+    assert backend.remember("three").epoch == 1
+    assert auditor.remember("four").epoch == 2
+    assert backend.remember("five").refusal is Refusal.EXECUTION_FENCED
+
+
+def test_what_a_dead_host_owes_is_erased_by_the_next_start_of_another(opened, world):
+    old = opened(host="backend-1")
+    kept = old.remember(TEXT)
+
+    def stop(step: str) -> None:
+        if step == "forget:appended":
+            raise KeyboardInterrupt
+
+    world.at_step = stop
+    with pytest.raises(KeyboardInterrupt):
+        old.forget(kept.record_id, 1)
+    world.at_step = lambda _: None
+    live = opened(host="auditor").status()
+    world.move(seconds=61)
+
+    later = opened(host="auditor")
+
+    assert later.status().position > live.position
+    assert later.status().keys < live.keys
+    assert later.audit.verify().findings == ()
+
+
+def test_a_resumed_intent_is_not_fenced_by_the_term_that_its_resumption_takes(opened, firm):
+    old = opened(host="backend-1", ports=firm.ports).acting_as(ModelSession("s-main-1", "a"))
+    old.prepare(publication())
+
+    new = opened(host="backend-2", ports=firm.ports).acting_as(old.caller)
+
+    assert new.commit(old.operation("op-1").intent).to_revision == 1
+    assert new.audit.verify().findings == ()
+
+
 def test_an_opening_that_was_fenced_stays_so_when_its_host_comes_back(opened):
     old = opened(host="a")
-    opened(host="b")
+    old.remember("before")
+    opened(host="b").remember("between")
     new = opened(host="a")
 
     assert new.remember("by the new one").epoch == 3
@@ -964,3 +1169,422 @@ def test_what_is_no_request_at_all_is_refused_as_one(memory):
     for request in (None, 5, "op", []):
         assert memory.prepare(request).refusal is Refusal.INVALID_REQUEST
         assert memory.commit(request).refusal is Refusal.INVALID_REQUEST
+
+
+def stopped(firm: Company) -> None:
+    task = firm.tasks.state["task-7"]
+    firm.tasks.change({"task-7": changed(task, stopped=True)})
+
+
+def revoked(firm: Company) -> None:
+    firm.leaves.change({"ea-1": changed(firm.leaves.state["ea-1"], revoked=True)})
+
+
+def asked_otherwise(firm: Company) -> None:
+    task = firm.tasks.state["task-7"]
+    firm.tasks.change({"task-7": changed(task, requirement_revision=2)})
+
+
+def put_back(firm: Company) -> None:
+    was = company()
+    for provider, before in zip(firm.all, was.all, strict=True):
+        if provider.state != before.state:
+            provider.change(before.state)
+
+
+@pytest.mark.parametrize("fence", [stopped, revoked, asked_otherwise])
+@pytest.mark.parametrize("by", ["its number", "the log"])
+def test_an_intent_of_a_host_with_providers_outlives_no_fence_that_was_put_back(
+    hosted, item, firm, fence, by
+):
+    item.prepare(proposal())
+
+    fence(firm)
+    if by == "the log":
+        item.records()
+    put_back(firm)
+    if by == "the log":
+        item.records()
+        for provider in firm.all:
+            provider.token = 1
+
+    assert item.commit(item.operation("op-1").intent).refusal is Refusal.EXECUTION_FENCED
+    assert states(hosted) == {"op-1": "aborted"}
+    assert hosted.audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
+def test_an_intent_outlives_no_rebind_at_the_provider_that_was_put_back(
+    hosted, main, firm, is_seen
+):
+    main.prepare(publication())
+    binding, messages = firm.chats.state
+
+    firm.chats.change((changed(binding, binding_id="b-2", session_id="s-main-2"), messages))
+    if is_seen:
+        assert main.records().refusal is Refusal.NOT_AUTHORIZED
+    firm.chats.change((changed(binding, binding_id="b-3"), messages))
+
+    assert main.commit(hosted.operation("op-1").intent).refusal is Refusal.EXECUTION_FENCED
+    assert states(hosted) == {"op-1": "aborted"}
+
+
+def test_an_intent_outlives_what_fences_nobody(item, main, firm):
+    """A conversation goes on; and a provider may count by name, so that others fence nobody."""
+    firm.tasks.fence = lambda names: len([name for name in names if name != "task-7"])
+    firm.tasks.token = 0
+    item.prepare(proposal())
+    main.prepare(publication("op-2", key="preference/tea", sources=[f"{REF}88"]))
+
+    firm.chats.change(firm.chats.state)
+    firm.tasks.state |= {"task-8": changed(firm.tasks.state["task-7"], item_id="task-8")}
+    item.records()
+
+    assert item.commit(item.operation("op-1").intent).to_revision == 1
+    assert main.commit(main.operation("op-2").intent).to_revision == 1
+
+
+def test_the_names_of_data_are_asked_for_once_as_the_ledger_is_opened(opened, firm):
+    class Named(Chats):
+        times = 0
+
+        @property
+        def data_set(self) -> str:
+            Named.times += 1
+            if Named.times > 1:
+                raise OSError("the network is down, said Alice")
+            return "chats-1"
+
+        @data_set.setter
+        def data_set(self, _: str) -> None: ...
+
+    chats = Named("", firm.chats.state)
+    hosted = opened(ports=dataclasses.replace(firm.ports, conversations=chats))
+    main = hosted.acting_as(ModelSession("s-main-1", "agent-main"))
+
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"]).to_revision == 1
+    assert main.forget(ID, 1).status == "forgotten"
+    with pytest.raises(RefusedError, match="service_unavailable") as refused:
+        opened(ports=dataclasses.replace(firm.ports, conversations=chats))
+    assert refused.value.refused.field == "conversations"
+    assert "Alice" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [None, 5, "", "\ud800", "x" * 257], ids=repr)
+def test_data_without_a_name_that_can_be_kept_open_no_ledger(opened, folder, firm, name):
+    firm.tasks.data_set = name
+
+    with pytest.raises(RefusedError, match="service_unavailable") as refused:
+        opened(ports=firm.ports)
+
+    assert refused.value.refused.field == "tasks"
+    assert not folder["data"].exists()
+
+
+def test_a_provider_that_counts_as_false_is_one_still(opened, firm):
+    class Empty(Provider):
+        def __len__(self) -> int:
+            return 0
+
+    ports = dataclasses.replace(firm.ports, tasks=Empty("jobs-1", firm.tasks.state))
+    item = BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", "ea-1")
+    assert opened(ports=ports).acting_as(item).propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert opened(ports=firm.ports).acting_as(item).records() == ()
+    strange = dataclasses.replace(ports, tasks=Empty("jobs-2", firm.tasks.state))
+    late = opened(ports=strange).acting_as(item).revise(ID, 1, content="other")
+    assert late.refusal is Refusal.BINDING_MISMATCH
+
+
+LONG = "b" * 9_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "messages"),
+    [
+        ({}, None),
+        ({}, [f"{REF}42"]),
+        ({}, 5),
+        ({}, [[1]]),
+        ({}, {f"{REF}42": 5}),
+        ({"binding_id": LONG}, {f"{REF}42": None}),
+        ({"binding_id": "\ud800"}, {f"{REF}42": None}),
+        ({"session_id": ""}, {f"{REF}42": None}),
+        ({"session_id": 5}, {f"{REF}42": None}),
+    ],
+    ids=[
+        "none", "addresses", "a number", "lists", "no message", "too long", "surrogate", "empty",
+        "no text",
+    ],
+)  # fmt: skip
+def test_a_conversation_that_cannot_be_one_is_refused_by_every_verb(
+    hosted, main, firm, change, messages
+):
+    binding, _ = firm.chats.state
+    firm.chats.shown = lambda _: Conversation(changed(binding, **change), messages)
+    before = all_rows(hosted)
+
+    for answer in (
+        main.publish(KEY, TEXT, sources=[f"{REF}42"]),
+        main.propose(KEY, TEXT, sources=[f"{REF}42"]),
+        hosted.publish(KEY, TEXT, sources=[f"{REF}42"]),
+    ):
+        assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert all_rows(hosted) == before
+    # A read asks for no message: it takes in who is bound, if that can be.
+    assert isinstance(main.recall("Chinese"), Refused) is bool(change)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tasks", {"requirement_revision": 2**53}),
+        ("tasks", {"requirement_revision": True}),
+        ("tasks", {"captured_ref": "garbage"}),
+        ("tasks", {"stopped": 0}),
+        ("leaves", {"executor_session_id": LONG}),
+        ("leaves", {"guard_capable": "yes"}),
+        ("leaves", {"revoked": None}),
+    ],
+    ids=str,
+)
+def test_a_state_of_a_provider_keeps_the_limits_of_a_host(hosted, item, firm, name, change):
+    provider = getattr(firm, name)
+    provider.state = {named: changed(state, **change) for named, state in provider.state.items()}
+    before = all_rows(hosted)
+
+    refused = item.propose(KEY, TEXT, sources=[f"{REF}42"])
+
+    assert refused.refusal is Refusal.SERVICE_UNAVAILABLE
+    assert not isinstance(item.records(), tuple)
+    assert all_rows(hosted) == before
+
+
+@pytest.mark.parametrize("later", ["ghp_" + "0123456789abcdefghijABCDEFGHIJ012345", 5, None])
+def test_what_a_provider_answers_is_looked_at_once(hosted, main, firm, later):
+    class Live(dict):
+        looks = 0
+
+        def __getitem__(self, name: str) -> object:
+            self.looks += 1
+            first = super().__getitem__(name)
+            if self.looks == 1:
+                return first
+            return changed(first, text=later) if isinstance(later, str) else later
+
+    binding, messages = firm.chats.state
+    answered = []
+
+    def shown(_: object) -> Conversation:
+        answered.append(Live(messages))
+        return Conversation(binding, answered[-1])
+
+    firm.chats.shown = shown
+
+    assert main.publish(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1").to_revision == 1
+
+    assert [live.looks for live in answered] == [1, 1]
+    assert main.audit.verify().findings == ()
+    assert hosted.remnants("0123456789abcdefghijABCDEFGHIJ012345").remnants == ()
+
+
+@pytest.mark.parametrize("record", [5, ["x"], {}, b"x", "\ud800", "x" * 10_000_000])
+def test_evidence_of_what_is_no_id_is_refused_before_anybody_is_asked(main, firm, record):
+    assert main.evidence(record).field == "record_id"
+    assert [provider.asked for provider in firm.all] == [0, 0, 0]
+
+
+def test_no_message_is_asked_for_on_behalf_of_who_may_not_see_it(hosted, item, main, firm):
+    item.propose(KEY, TEXT, sources=[f"{REF}42"])
+    asked = []
+    shown = firm.chats.shown
+    firm.chats.shown = lambda names: (asked.extend(names), shown(names))[1]
+
+    stranger = hosted.acting_as(ModelSession("s-evil", "x"))
+    assert stranger.evidence(ID).refusal is Refusal.NOT_AUTHORIZED
+    assert item.evidence(ID).refusal is Refusal.NOT_AUTHORIZED
+    assert asked == []
+    assert main.evidence(ID).sources[0].ok
+    assert asked == [f"{REF}42"]
+
+
+def test_a_delivery_is_noted_by_the_session_that_the_provider_has_bound(hosted, main, firm):
+    main.propose(KEY, TEXT, sources=[f"{REF}42"])
+    step = main.recall("Chinese", step="step-1")
+    binding, messages = firm.chats.state
+    assert main.note_delivery(step).position is not None
+
+    firm.chats.change((changed(binding, binding_id="b-2", session_id="s-main-2"), messages))
+    before = all_rows(hosted)
+
+    assert main.note_delivery(step).refusal is Refusal.NOT_AUTHORIZED
+    firm.chats.change((binding, messages))
+    firm.chats.fence = lambda _: 0
+    assert main.note_delivery(main.recall("x")).refusal is Refusal.EXECUTION_FENCED
+    firm.chats.before = lambda: 1 / 0
+    down = main.note_delivery(step)
+    assert (down.refusal, down.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert all_rows(hosted) == before
+
+
+def test_a_delivery_too_rests_on_the_data_sets_that_the_space_was_bound_by(opened, main):
+    main.propose(KEY, TEXT, sources=[f"{REF}42"])
+    step = main.recall("Chinese", step="step-1")
+
+    refused = opened().acting_as(main.caller).note_delivery(step)
+
+    assert refused.refusal is Refusal.BINDING_MISMATCH
+
+
+# -- what providers cost --------------------------------------------------------------------------
+
+
+def took(work: Callable[[], object]) -> tuple[object, float]:
+    started = time.monotonic()
+    return work(), time.monotonic() - started
+
+
+@pytest.fixture
+def door() -> Iterator[threading.Event]:
+    """Whoever hangs on it is let go at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_the_providers_share_one_deadline(item, firm, monkeypatch):
+    monkeypatch.setattr("memoranda.ledger.commit_protocol.PROTECT_WITHIN_S", 0.9)
+    for provider in firm.all:
+        provider.before = lambda: time.sleep(0.5)
+
+    answer, _ = took(lambda: item.propose(KEY, TEXT, sources=[f"{REF}42"]))
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
+
+
+def test_whoever_answers_too_late_is_released_and_nobody_is_asked_after_it(
+    item, firm, monkeypatch, door
+):
+    monkeypatch.setattr("memoranda.ledger.commit_protocol.PROTECT_WITHIN_S", 0.1)
+    left = threading.Event()
+    protect = firm.tasks.protect
+
+    @contextmanager
+    def late(names: object, within_s: float) -> Iterator[object]:
+        door.wait(30)
+        with protect(names, within_s) as answer:
+            yield answer
+        left.set()
+
+    firm.tasks.protect = late
+
+    assert item.propose(KEY, TEXT, sources=[f"{REF}42"]).field == "tasks"
+
+    assert firm.chats.held == 0
+    door.set()
+    assert left.wait(30)
+    assert [provider.asked for provider in firm.all] == [1, 1, 0]
+
+
+def test_what_hangs_as_it_lets_go_holds_nobody_up_and_is_logged(
+    item, firm, monkeypatch, door, caplog
+):
+    monkeypatch.setattr("memoranda.ledger.protection.RELEASE_WITHIN_S", 0.3)
+    for provider in firm.all:
+        protect = provider.protect
+
+        @contextmanager
+        def hanging(names: object, within_s: float, protect=protect) -> Iterator[object]:
+            with protect(names, within_s) as answer:
+                pass
+            yield answer
+            door.wait(30)
+
+        provider.protect = hanging
+
+    answer, seconds = took(lambda: item.propose(KEY, TEXT, sources=[f"{REF}42"]))
+
+    assert answer.to_revision == 1
+    assert seconds < 0.3 * 2 + 2
+    assert caplog.text.count("failed to let go") == 6
+
+
+def test_a_hanging_fence_gives_the_lock_back(hosted, item, firm, monkeypatch, door):
+    monkeypatch.setattr("memoranda.ledger.protection.FENCE_WITHIN_S", 0.2)
+    firm.tasks.fence = lambda _: door.wait(30)
+
+    answer, seconds = took(lambda: item.propose(KEY, TEXT, sources=[f"{REF}42"]))
+
+    assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "tasks")
+    assert seconds < 5
+    assert hosted.remember("anything").to_revision == 1
+
+
+def quits(_: object) -> int:
+    raise SystemExit("said Alice")
+
+
+@pytest.mark.parametrize(
+    "fence", [lambda _: None, lambda _: "1", lambda _: True, lambda _: 2**63, quits],
+    ids=["none", "text", "yes", "long", "quits"],
+)  # fmt: skip
+def test_a_fence_that_is_no_number_is_a_failed_provider(hosted, item, firm, world, fence):
+    world.at_step = lambda step: (
+        setattr(firm.tasks, "fence", fence) if step == "commit:protected" else None
+    )
+
+    answer = item.propose(KEY, TEXT, sources=[f"{REF}42"], operation_id="op-1")
+
+    assert (answer.refusal, answer.field) == (Refusal.OUTCOME_UNKNOWN, "tasks")
+    assert states(hosted) == {"op-1": "prepared"}
+
+
+def test_a_provider_that_is_down_is_logged_and_named_where_nobody_is_known(
+    hosted, main, firm, caplog
+):
+    def fail() -> None:
+        raise OSError("the network is down, said Alice")
+
+    firm.chats.before = fail
+    for answer in (main.records(), main.recall("Chinese"), main.evidence(ID)):
+        assert (answer.refusal, answer.field) == (Refusal.SERVICE_UNAVAILABLE, "conversations")
+    assert "provider='conversations' outcome='failed'" in caplog.text
+    assert "Alice" not in caplog.text
+
+    firm.chats.before = lambda: None
+    assert main.records() == ()
+    firm.chats.before = fail
+    caplog.clear()
+    assert main.records() == ()
+    assert "provider='conversations'" in caplog.text
+    assert hosted.records() == ()
+
+
+@pytest.mark.parametrize(
+    ("caller", "field"),
+    [
+        (ModelSession("\ud800", "a"), "session_id"),
+        (ModelSession("s-main-1", "\ud800"), "agent_id"),
+        (ModelSession("s-main-1", "a" * 257), "agent_id"),
+        (ModelSession(5, "a"), "session_id"),
+        (PersonClient("", "a"), "session_id"),
+        (BackgroundItem(None, 1, "s-bg-7", "agent-bg", "ea-1"), "item_id"),
+        (BackgroundItem("\ud800", 1, "s-bg-7", "agent-bg"), "item_id"),
+        (BackgroundItem("task-7", bool(1), "s-bg-7", "agent-bg", "ea-1"), "requirement_revision"),
+        (BackgroundItem("task-7", 1.0, "s-bg-7", "agent-bg", "ea-1"), "requirement_revision"),
+        (BackgroundItem("task-7", 1, "s-bg-7", "agent-bg", ""), "authorization_id"),
+        (None, None),
+        ("client", None),
+    ],
+    ids=[
+        "surrogate", "agent surrogate", "long", "number", "empty", "no item", "item surrogate",
+        "yes for a number", "no whole number", "empty authorization", "nobody", "text",
+    ],
+)  # fmt: skip
+def test_an_identity_that_nobody_can_have_is_refused_at_the_door(memory, caller, field):
+    with pytest.raises(RefusedError) as refused:
+        memory.acting_as(caller)
+
+    assert refused.value.refused.field == ("caller" if field is None else f"caller.{field}")
+    assert refused.value.refused.refusal in {Refusal.INVALID_REQUEST, Refusal.LIMIT_EXCEEDED}
+    assert "\ud800" not in str(refused.value)

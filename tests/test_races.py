@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from random import Random  # noqa: TID251  # seeded: who waits how long can be repeated
 from typing import Any
@@ -14,7 +15,7 @@ from tests.conftest import T0
 from tests.providers import Company, company
 from tests.sites import WAIT_S, Answer, Site, killed_at, positions_of, race, together, told
 
-from memoranda.ledger import commit_protocol, log, operations
+from memoranda.ledger import commit_protocol, log, operations, reconcile
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.entries import Draft
@@ -39,6 +40,7 @@ KEY = "preference/reply-language"
 ID = "mem_448800f070a1c5b419f7b261f803ee4b9bf720c1b67db77e20f23d7bd71a2009"
 TEXT = "Answers in Chinese are wanted."
 ROUNDS = 12
+LATER = T0.replace(year=2100)
 SETTLE = {"writers_stopped": True, "reason": "host crashed"}
 
 
@@ -138,6 +140,26 @@ def test_race_r3_one_id_with_other_bytes_in_parallel_is_refused_once(stage):
 
     for answers in race(stage, ROUNDS, publish, publish):
         assert losers(answers) == ["F21"]
+    assert is_whole(stage)
+
+
+def test_race_r9_scenario_51_of_a_forget_and_an_acceptance_one_comes_first(stage):
+    ids = candidates(stage)
+
+    def accept(memory: Memory, n: int) -> object:
+        return memory.acting_as(MAIN).accept(ids[n], 1)
+
+    def forget(memory: Memory, n: int) -> object:
+        answer = memory.forget(ids[n], 1)
+        return memory.forget(ids[n], 2) if isinstance(answer, Refused) else answer
+
+    for accepted, forgotten in race(stage, ROUNDS, accept, forget):
+        assert isinstance(forgotten, int)
+        assert accepted in {"F17", "F22", "F34", "F16"} or accepted < forgotten
+    with stage.open() as memory:
+        assert memory.status().records == {"forgotten": ROUNDS}
+        revisions = [len(memory.revisions(record_id)) for record_id in ids]
+        assert set(revisions) <= {2, 3}
     assert is_whole(stage)
 
 
@@ -362,12 +384,14 @@ def test_race_r15_a_commit_later_than_its_abort_is_refused(site, step):
             site.wait_for("aborted")
 
     def late() -> None:
-        with site.open(Stamps(now=lambda: T0, step=wait), ports=firm.ports) as memory:
+        stamps = Stamps(now=lambda: LATER, step=wait)
+        with site.open(stamps, ports=firm.ports, host="backend-1") as memory:
             site.said("answer", told(propose(memory)))
 
     child = site.start(late)
     site.wait_for("reached")
-    with hosted(site, firm) as memory:
+    a_minute_on = Stamps(now=lambda: LATER + timedelta(seconds=61))
+    with site.open(a_minute_on, ports=firm.ports, host="backend-2") as memory:
         abort = memory.reconcile("op-1", **SETTLE)
         site.said("aborted", "op-1")
         site.all_end_well(child)
@@ -419,6 +443,137 @@ def test_race_r16_scenario_58_a_reconcile_drains_the_commit_under_way_first(open
     assert memory.read(ID, include_inactive=True).record.revision == 1
 
 
+def halted(site: Site, step: str) -> Callable[[str], None]:
+    """Stops a process at a step until another one says `go`."""
+
+    def wait(name: str) -> None:
+        if name == step:
+            site.said("reached", name)
+            site.wait_for("go")
+
+    return wait
+
+
+def proposing(site: Site, firm: Company, step: str) -> int:
+    """A process that proposes, halted at a step on the way."""
+
+    def work() -> None:
+        stamps = Stamps(now=lambda: T0, step=halted(site, step))
+        with site.open(stamps, ports=firm.ports) as memory:
+            site.said("answer", told(propose(memory)))
+
+    child = site.start(work)
+    site.wait_for("reached")
+    return child
+
+
+@pytest.mark.parametrize("step", ["commit:prepared", "commit:protected"])
+def test_race_r16_a_reconcile_drains_the_other_processes_of_its_host_first(site, firm, step):
+    child = proposing(site, firm, step)
+    with hosted(site, firm) as memory:
+        reconciler, settled = in_thread(lambda: memory.reconcile("op-1", **SETTLE))
+        reconciler.join(0.3)
+        assert reconciler.is_alive()
+        site.said("go", "on")
+        reconciler.join(WAIT_S)
+
+        site.all_end_well(child)
+        assert isinstance(settled[0], Receipt)
+        assert site.heard("answer") == [settled[0].position]
+    assert is_whole(site)
+
+
+def test_race_r16_a_writer_that_does_not_end_is_named_and_nothing_is_written(
+    site, firm, monkeypatch
+):
+    monkeypatch.setattr(reconcile, "DRAIN_WAIT_S", 0.1)
+    child = proposing(site, firm, "commit:protected")
+    with hosted(site, firm) as memory:
+        before = positions_of(site)
+
+        refused = memory.reconcile("op-1", **SETTLE)
+
+        assert (told(refused), refused.message) == ("F24", "a writer of this host does not end")
+        assert positions_of(site) == before
+        site.said("go", "on")
+        site.all_end_well(child)
+        assert isinstance(site.heard("answer")[0], int)
+
+
+def test_a_commit_that_begins_beside_a_reconcile_waits_for_it_and_is_not_fenced(site, firm):
+    def work() -> None:
+        stamps = Stamps(now=lambda: T0, step=halted(site, "reconcile:drained"))
+        with site.open(stamps, ports=firm.ports) as memory:
+            memory.prepare({"name": "publish", "operation_id": "op-9", "key": "x", "content": "x"})
+            site.said("settled", told(memory.reconcile("op-9", **SETTLE)))
+
+    child = site.start(work)
+    site.wait_for("reached")
+    with hosted(site, firm) as memory:
+        writer, committed = in_thread(lambda: propose(memory))
+        writer.join(0.3)
+        assert writer.is_alive()
+        site.said("go", "on")
+        writer.join(WAIT_S)
+
+        assert isinstance(committed[0], Receipt), committed
+        site.all_end_well(child)
+        assert site.heard("settled")[0] < committed[0].position
+    assert is_whole(site)
+
+
+def test_a_reconcile_ends_beside_writers_that_never_pause(site, firm):
+    with hosted(site, firm) as memory:
+        memory.prepare({"name": "publish", "operation_id": "op-9", "key": "x", "content": "x"})
+        stopped = threading.Event()
+
+        def write(name: str) -> int:
+            n = 0
+            while not stopped.is_set():
+                assert isinstance(memory.publish(f"{name} {n}", "fact"), Receipt)
+                n += 1
+            return n
+
+        running = [in_thread(lambda name=name: write(name)) for name in "abc"]
+        settled = memory.reconcile("op-9", **SETTLE)
+        stopped.set()
+        for thread, _ in running:
+            thread.join(WAIT_S)
+
+        assert isinstance(settled, AbortReceipt)
+        assert all(isinstance(answer, int) for _, (answer,) in running), running
+    assert is_whole(site)
+
+
+def test_a_record_that_a_live_process_holds_is_waited_for(site, firm):
+    child = proposing(site, firm, "commit:protected")
+    with hosted(site, firm) as memory:
+        main = memory.acting_as(MAIN)
+        writer, answers = in_thread(
+            lambda: main.propose(KEY, "something else", sources=[ref(88)], operation_id="op-2")
+        )
+        writer.join(0.3)
+        assert writer.is_alive()
+        site.said("go", "on")
+        writer.join(WAIT_S)
+
+        site.all_end_well(child)
+        assert told(answers[0]) == "F17"
+    assert is_whole(site)
+
+
+def test_a_record_that_a_dead_process_holds_is_not_waited_for(site, firm):
+    child = site.start(lambda: propose(hosted(site, firm, "commit:protected")))
+    assert site.end_of(child) < 0
+    started = time.monotonic()
+    with hosted(site, firm) as memory:
+        main = memory.acting_as(MAIN)
+        answer = main.propose(KEY, "something else", sources=[ref(88)], operation_id="op-2")
+
+    assert told(answer) == "F23"
+    assert time.monotonic() - started < commit_protocol.WRITER_WAIT_S / 2
+
+
 def test_race_r17_a_host_reconciles_nothing_while_another_writes(site):
     def write() -> None:
         with site.open(host="backend-1") as memory:
@@ -433,6 +588,8 @@ def test_race_r17_a_host_reconciles_nothing_while_another_writes(site):
     site.wait_for("written", 3)
     with site.open(host="backend-2") as memory:
         assert told(memory.reconcile("op-1", **SETTLE)) == "F24"
+        site.wait_for("written", len(site.heard("written")) + 2)
+        assert isinstance(memory.remember("attached"), Receipt)
         site.all_end_well(child)
         assert site.heard("fenced") == ["F6"]
         with site.open(host="backend-1") as back:

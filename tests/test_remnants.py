@@ -2,12 +2,11 @@
 
 import asyncio
 import shutil
-import threading
 
 import pytest
 
 from memoranda import open_memory_async
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal
 from memoranda.ledger.stamps import Stamps
 
 REF = "personal-message:s-main-1:"
@@ -140,33 +139,6 @@ def test_no_word_of_a_fact_stands_in_the_views(memory, record, folder):
 
     assert b"kyoto" not in kept.lower()
     assert record.encode() not in kept
-
-
-def test_race_r9_scenario_51_of_a_forget_and_an_acceptance_one_comes_first(opened, primary):
-    other = opened().acting_as(primary.caller)
-    for number in range(8):
-        key = f"k/{number}"
-        made = primary.propose(key, "a fact", sources=[f"{REF}88#{number}-{number + 1}"])
-        answers: dict[str, object] = {}
-
-        def accept(made=made, answers=answers) -> None:
-            answers["accept"] = primary.accept(made.record_id, 1)
-
-        def forget(made=made, answers=answers) -> None:
-            answer = other.forget(made.record_id, 1)
-            if isinstance(answer, Refused):
-                answer = other.forget(made.record_id, 2)
-            answers["forget"] = answer
-
-        threads = [threading.Thread(target=accept), threading.Thread(target=forget)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-        last = primary.revisions(made.record_id)[-1]
-        assert last.status == "forgotten"
-        assert last.revision in {2, 3}
 
 
 def test_asyncio_gets_the_same_answers(folder, world):

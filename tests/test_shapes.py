@@ -201,6 +201,20 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
             ),
         )
     ],
+    "operation.prepared/1-hosted": [
+        (
+            OperationPrepared(family="personal", to_revision=2, term=3),
+            IntentBody(
+                operation_id="op-5",
+                actor=ITEM,
+                command={"name": "revise", "content": "I moved to Kyoto 🥜"},
+                key="home",
+                expected="ab" * 32,
+                value=RECORD.model_dump(mode="json"),
+                fences={"tasks": 7, "authorizations": 2**63 - 1},
+            ),
+        )
+    ],
     "operation.aborted/1": [
         (
             OperationAborted(

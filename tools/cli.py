@@ -88,7 +88,7 @@ def _fault(run: Run, error: Exception) -> Problem:
             operation_id = error.operation_id or run.operation_id
             again = f" with --operation {operation_id}" if operation_id else ""
             next_step = f"Run the same command again{again}: what was done is not done twice."
-            wire = Refused(Refusal.OUTCOME_UNKNOWN).wire()
+            wire = Refused(Refusal.OUTCOME_UNKNOWN, operation_id=operation_id).wire()
             return Problem(ExitCode.UNKNOWN_OUTCOME, {**wire, "next": next_step})
         case IntegrityFault():
             return Problem(

@@ -152,6 +152,8 @@ def _told(report: "SweepReport") -> Answer:
     shown: list[RenderableType] = [f"{report.forgotten} records forgotten for good."]
     if report.messages:
         shown.append(f"{report.messages} captured messages went with them.")
+    if report.aborted:
+        shown.append(f"{report.aborted} operations without an end were aborted.")
     shown += [line(f"{count} refused: {code}", "yellow") for code, count in report.refused.items()]
     shown += [line(f"Not erased yet: {reason}.", "yellow") for reason in report.pending]
     return Answer({"report": report.model_dump(mode="json")}, shown)

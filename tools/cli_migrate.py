@@ -55,6 +55,8 @@ def migration_page(report: "MigrationReport", *, dry_run: bool) -> Iterator[Rend
         yield line(f"line {it.line}: {it.code}{f': {it.field}' if it.field else ''}", "yellow")
     if (more := refused - len(report.refused_lines)) > 0:
         yield line(f"and {more} lines more", "yellow")
+    if not report.is_complete:
+        yield line("Settle what `memoranda operations` shows, then run it again.", "yellow")
     for overlap in report.overlapping:
         record, other = short(overlap.record_id), short(overlap.other_id)
         yield line(f"{record} cites the same words as {other}: {overlap.ref}")

@@ -27,7 +27,7 @@ from memoranda.tools.render import short
 
 if TYPE_CHECKING:
     from memoranda.ledger.places import Place
-    from memoranda.ledger.takeover import Progress
+    from memoranda.ledger.takeover import MigrationReport, Progress
     from memoranda.tools.memory import Memory
     from memoranda.tools.settings import Settings
 
@@ -87,7 +87,17 @@ class Run:
             self.settings(), self.stamps, create=create, passphrase=asked_passphrase
         ) as memory:
             self.recovery_code = memory.recovery_code
+            self._tell_refused(memory.taken_over)
             yield memory
+
+    def _tell_refused(self, report: "MigrationReport | None") -> None:
+        """An opening that took an earlier store over has nobody else to tell what stayed behind."""
+        from memoranda.tools.doctoring import refused_lines  # noqa: PLC0415  # not for --help
+
+        if report and report.refused:
+            words = f"{refused_lines(report.refused)}; `memoranda doctor` says more."
+            with suppress(OSError):
+                put(Text(words, "yellow"), sys.stderr)
 
     def place(self) -> "Place":
         """Where the person's ledger lives."""

@@ -2,7 +2,7 @@
 
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ from memoranda.ledger.forgetting import FORGETS, pending_in
 from memoranda.ledger.holding import all_held, until_of
 from memoranda.ledger.log import ANCHOR_EVENTS, Log
 from memoranda.ledger.stamps import moment_of, time_text
+from memoranda.ledger.takeover import completed_in
 from memoranda.tools.parts import Parts
 
 MENDED = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
@@ -39,6 +40,7 @@ def examined(parts: Parts) -> tuple[Check, ...]:
         _erasures(log),
         *_held(log),
         _operations(parts),
+        *_earlier_store(parts),
         *_bundles(log),
         *_state_folder(log),
     )
@@ -118,6 +120,28 @@ def _operations(parts: Parts) -> Check:
     if count := parts.unfinished.count():
         return _finding("operations", f"{count} have no end; `memoranda operations` shows them")
     return _fine("operations", "every operation has an end")
+
+
+def _earlier_store(parts: Parts) -> Iterator[Check]:
+    """What did not come along, as this opening saw it or the last migration noted it."""
+    report = parts.taken_over
+    if report is not None and not report.is_complete:
+        message = "what `memoranda operations` shows must be settled before it is complete"
+        yield _finding("earlier store", f"{refused_lines(report.refused)}; {message}")
+        return
+    with parts.log.reading() as store:
+        last = completed_in(store)
+    if last is not None and last.refused:
+        message = f"{refused_lines(last.refused)}; `memoranda migrate FROM --dry-run` names them"
+        yield Check(name="earlier store", level="note", message=message)
+    elif last is not None:
+        yield _fine("earlier store", "every line was taken over")
+
+
+def refused_lines(counts: Mapping[str, int]) -> str:
+    """How many lines of the earlier store did not come along, and for what."""
+    codes = ", ".join(f"{code} {count}" for code, count in sorted(counts.items()))
+    return f"lines of the earlier store that were refused: {sum(counts.values())} ({codes})"
 
 
 def _bundles(log: Log) -> Iterator[Check]:

@@ -46,8 +46,19 @@ Verb = Callable[..., object]
 HOST_PERSONAL = "host.personal@1"
 MEMORY_RECORDS = "memory.records@1"
 
+OPEN_WITHIN_S = 5.0
+"""How long a call waits for the provider of documents; who calls later finds what it opened."""
+
 CALLS_WAIT_S = 1.0
 """How long a stop waits for calls under way; with the ledger's own waits below 10 s (PM 3.4)."""
+
+
+class _Opening:
+    """A ledger asked for from a provider, which may take its time, and what it answered."""
+
+    def __init__(self, documents: Documents) -> None:
+        self.documents = documents
+        self.answer: Memory | Refused | None = None
 
 
 class Personal:
@@ -62,6 +73,7 @@ class Personal:
         self._documents = documents
         self._is_enabled = True
         self._memory: Memory | None = None
+        self._opening: _Opening | None = None
         self._calls = 0
         self._changed = threading.Condition()
 
@@ -101,7 +113,7 @@ class Personal:
             except RefusedError as error:
                 return error.refused
             except OutcomeUnknown as unknown:
-                return Refused(Refusal.OUTCOME_UNKNOWN, message=str(unknown))
+                return unknown.refused
             except StorageFault as fault:
                 return Refused(Refusal.SERVICE_UNAVAILABLE, "documents", str(fault))
 
@@ -125,24 +137,39 @@ class Personal:
                 self._changed.notify_all()
 
     def _opened(self) -> Memory | Refused:
-        """The ledger, opened anew by every call until it opens: a refusal is never remembered."""
+        """The ledger, opened anew by every call until it opens: a refusal is never remembered.
+
+        So is one that serves no more: after an unknown outcome only another opening can tell.
+        """
         if not self._is_enabled:
             return Refused(Refusal.SERVICE_UNAVAILABLE, "personal", "is switched off")
-        if self._memory is not None:
+        if self._memory is not None and self._memory.is_serving:
             return self._memory
-        try:
-            memory = self._documents()
-        except RefusedError as error:
-            return error.refused
-        except Exception as error:  # noqa: BLE001  # a provider may fail in any way
-            say(logging.ERROR, "documents", outcome="failed", fault=type(error).__name__)
-            message = "the documents provider failed"
-            return Refused(Refusal.SERVICE_UNAVAILABLE, "documents", message)
-        if self.data_set not in {None, memory.data_set}:
+        opening = self._opening
+        if opening is None:
+            opening, dead = _Opening(self._documents), self._memory
+            self._opening, self._memory = opening, None
+            threading.Thread(target=self._open, args=(opening, dead), daemon=True).start()
+        self._changed.wait_for(
+            lambda: opening.answer is not None or self._opening is not opening, OPEN_WITHIN_S
+        )
+        if opening.answer is None and self._opening is not opening:
+            return self._opened()
+        return opening.answer or _unavailable("the documents provider does not answer in time")
+
+    def _open(self, opening: _Opening, dead: Memory | None) -> None:
+        """Asks the provider, on a thread of its own: nobody need wait for one that hangs."""
+        answer = memory = _asked_for(opening.documents, dead)
+        if isinstance(memory, Memory) and self.data_set not in {None, memory.data_set}:
+            answer = Refused(Refusal.BINDING_MISMATCH, "documents")
+        with self._changed:
+            if self._opening is opening:
+                self._opening, opening.answer = None, answer
+                if isinstance(answer, Memory):
+                    self.data_set, self._memory = answer.data_set, answer
+                self._changed.notify_all()
+        if isinstance(memory, Memory) and opening.answer is not memory:
             memory.close()
-            return Refused(Refusal.BINDING_MISMATCH, "documents")
-        self.data_set, self._memory = memory.data_set, memory
-        return memory
 
     def _start(self) -> None:
         with self._changed:
@@ -157,7 +184,8 @@ class Personal:
         """Closes the ledger behind a change; what is then still under way is left to recovery."""
         with self._changed:
             yield
-            memory, self._memory = self._memory, None
+            memory, self._memory, self._opening = self._memory, None, None
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._calls, CALLS_WAIT_S)
         if memory is not None:
             memory.close()
@@ -172,6 +200,23 @@ class Personal:
             return self.ask(call.session, lambda memory: _asked(verb, memory, payload), outside)
 
         return answer
+
+
+def _asked_for(documents: Documents, dead: Memory | None) -> Memory | Refused:
+    try:
+        if dead is not None:
+            dead.close()
+        memory: object = documents()
+    except RefusedError as error:
+        return error.refused
+    except BaseException as error:  # noqa: BLE001  # a provider may fail in any way
+        say(logging.ERROR, "documents", outcome="failed", fault=type(error).__name__)
+        return _unavailable("the documents provider failed")
+    return memory if isinstance(memory, Memory) else _unavailable("the provider gave no memory")
+
+
+def _unavailable(message: str) -> Refused:
+    return Refused(Refusal.SERVICE_UNAVAILABLE, "documents", message)
 
 
 def _asked(verb: Verb, memory: Memory, payload: Payload) -> object:

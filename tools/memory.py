@@ -9,6 +9,7 @@ from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.backups import BackupReport, Backups
+from memoranda.ledger.capturing import admitted_caller
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.forgetting import Forgetting
@@ -18,6 +19,7 @@ from memoranda.ledger.migration import Migration
 from memoranda.ledger.operations import Ledger
 from memoranda.ledger.places import Place
 from memoranda.ledger.ports import EMBEDDED, Ports
+from memoranda.ledger.protection import attached
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
@@ -74,8 +76,8 @@ class Memory(Writing, Reading):
 
     def _finish_forgets(self) -> None:
         # What cannot be finished now is finished by the next opening.
-        if self._parts.forgetting.is_owed:
-            with suppress(StorageFault, RefusedError):
+        with suppress(StorageFault, RefusedError):
+            if self._parts.forgetting.is_owed and self._parts.log.is_free:
                 self._parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
@@ -88,8 +90,14 @@ class Memory(Writing, Reading):
             yield
 
     def acting_as(self, caller: Caller) -> "Memory":
-        """The same open ledger for another caller, whose identity the host vouches for."""
-        return Memory(self._parts, caller)
+        """The same open ledger for another caller, whose identity the host vouches for.
+
+        Raises RefusedError (F36, F32) for an identity that is malformed or too long.
+        """
+        admitted = admitted_caller(caller)
+        if isinstance(admitted, Refused):
+            raise RefusedError(admitted)
+        return Memory(self._parts, admitted)
 
     @property
     def host(self) -> Host:
@@ -106,9 +114,19 @@ class Memory(Writing, Reading):
         return self._parts.log.data_set
 
     @property
+    def is_serving(self) -> bool:
+        """Whether it still answers; after a durable write that failed it must be opened again."""
+        return self._parts.log.is_serving
+
+    @property
     def recovery_code(self) -> str | None:
         """The recovery code, if this opening created the space; it is shown this once."""
         return self._parts.log.recovery_code
+
+    @property
+    def taken_over(self) -> MigrationReport | None:
+        """What became of the earlier store's lines, if this opening took it over."""
+        return self._parts.taken_over
 
     def rebuild(self) -> int:
         """Computes every view from the first event; how many events there were."""
@@ -233,6 +251,7 @@ def assemble(
     is_restoring: bool = False,
 ) -> Memory:
     """Puts the parts of one ledger together."""
+    ports = attached(ports)
     unlocking = unlocking_of(settings, passphrase, key_vault)
     place = replace(place_of(settings), is_restoring=is_restoring)
     with ExitStack() as opened:
@@ -243,12 +262,11 @@ def assemble(
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
-        window = settings.forget_window_hours * HOUR_US
-        protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window)
-        forgetting.finish(is_urgent=True)
+        window_us = settings.forget_window_hours * HOUR_US
+        protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window_us)
+        if log.is_free:
+            forgetting.finish(is_urgent=True)
         migration = Migration(log, stamps, settings.secrets)
-        if settings.legacy is not None:
-            migration.ensure(PersonClient(), settings.legacy.expanduser())
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
             log=log,
@@ -260,6 +278,7 @@ def assemble(
             forgetting=forgetting,
             host=Host(log, stamps, settings.secrets, ports.data_sets),
             migration=migration,
+            taken_over=_taken_over(migration, settings),
             backups=Backups(log, stamps),
             export=Export(log, views, stamps),
             history=History(log, stamps),
@@ -277,6 +296,13 @@ def assemble(
         )
         opened.pop_all()
     return Memory(parts, PersonClient())
+
+
+def _taken_over(migration: Migration, settings: Settings) -> MigrationReport | None:
+    """What the earlier store gave that the settings name, if they name one."""
+    if settings.legacy is None:
+        return None
+    return migration.ensure(PersonClient(), settings.legacy.expanduser())
 
 
 def unlocking_of(

@@ -12,6 +12,7 @@ from memoranda.ledger.operations import Ledger
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
+from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
 from memoranda.projections.exporting import Export
@@ -40,6 +41,7 @@ class Parts:
     falling: Falling
     host: Host
     migration: Migration
+    taken_over: MigrationReport | None
     backups: Backups
     export: Export
     history: History

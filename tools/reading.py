@@ -1,7 +1,10 @@
 """The verbs that read, typed; each answers a value or a `Refused`, and writes nothing."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from memoranda.ledger import events
-from memoranda.ledger.errors import Refused
+from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import Tier, Value
 from memoranda.projections.evidence import EvidenceRead, SourceTime
 from memoranda.projections.falling import Fall
@@ -15,6 +18,8 @@ from memoranda.projections.unfinished import OperationLine
 from memoranda.projections.zones import ZoneName
 from memoranda.tools.doctoring import Check, examined
 from memoranda.tools.parts import Parts, Seat
+
+A = TypeVar("A")
 
 
 class Status(Value):
@@ -35,15 +40,17 @@ class Reading(Seat):
 
     def read(self, record_id: str, *, include_inactive: bool = False) -> RecordRead | Refused:
         """One record with its open conflicts."""
-        return self._fresh.history.read(self.caller, record_id, include_inactive=include_inactive)
+        return self._observed(
+            lambda it: it.history.read(self.caller, record_id, include_inactive=include_inactive)
+        )
 
     def revisions(self, record_id: str) -> tuple[RevisionRead, ...] | Refused:
         """Every revision of a record, in order."""
-        return self._fresh.history.revisions(self.caller, record_id)
+        return self._observed(lambda it: it.history.revisions(self.caller, record_id))
 
     def operation(self, operation_id: str) -> OperationRead | Refused:
         """An operation with its first content and its receipt."""
-        return self._fresh.history.operation(self.caller, operation_id)
+        return self._observed(lambda it: it.history.operation(self.caller, operation_id))
 
     def operations(
         self, *, state: str | None = None, limit: int = LIST_MAX
@@ -55,39 +62,40 @@ class Reading(Seat):
         self, *, include_inactive: bool = False, limit: int = LIST_MAX
     ) -> tuple[RecordRead, ...] | Refused:
         """Active records, newest source first; inactive ones too when asked for."""
-        return self._fresh.records.listed(
-            self.caller, include_inactive=include_inactive, limit=limit
+        return self._observed(
+            lambda it: it.records.listed(
+                self.caller, include_inactive=include_inactive, limit=limit
+            )
         )
 
     def ids_beginning(self, text: str) -> tuple[str, ...] | Refused:
         """At most two ids that begin so."""
-        return self._fresh.records.ids_beginning(self.caller, text)
+        return self._observed(lambda it: it.records.ids_beginning(self.caller, text))
 
     def candidates(self, *, limit: int = LIST_MAX) -> tuple[RecordRead, ...] | Refused:
         """What waits for acceptance, oldest first."""
-        return self._fresh.records.candidates(self.caller, limit=limit)
+        return self._observed(lambda it: it.records.candidates(self.caller, limit=limit))
 
     def explain(self, record_id: str) -> tuple[str, ...] | Refused:
         """A record's whole story in words, one sentence or more per event."""
-        return self._fresh.story.tell(self.caller, record_id)
+        return self._observed(lambda it: it.story.tell(self.caller, record_id))
 
     def evidence(self, candidate_id: str) -> EvidenceRead | Refused:
         """A candidate with the original text of its sources and the checks done now."""
-        self._parts.ledger.observe(self.caller, candidate_id)
-        return self._parts.evidence.of(self.caller, candidate_id)
+        return self._observed(lambda it: it.evidence.of(self.caller, candidate_id), candidate_id)
 
     def source(self, ref: str) -> SourceTime | Refused:
         """When a message was said, never what."""
-        return self._fresh.evidence.source(self.caller, ref)
+        return self._observed(lambda it: it.evidence.source(self.caller, ref))
 
     def recall(self, query: str = "", *, step: str | None = None) -> StepRecall | Refused:
         """What an assistant should know for one model step: core, recent and detail."""
         step = self._parts.stamps.new_id("step") if step is None else step
-        return self._fresh.recall.for_step(self.caller, query, step)
+        return self._observed(lambda it: it.recall.for_step(self.caller, query, step))
 
     def search(self, words: str, *, limit: int = FOUND_DEFAULT) -> tuple[Found, ...] | Refused:
         """Active records that share a word with the query, the best first."""
-        return self._fresh.search.for_words(self.caller, words, limit)
+        return self._observed(lambda it: it.search.for_words(self.caller, words, limit))
 
     def query(
         self,
@@ -104,18 +112,20 @@ class Reading(Seat):
         cursor: str | None = None,
     ) -> QueryPage | Refused:
         """The exact, filtered listing, page by page; `as_of` is a position of the log."""
-        return self._fresh.query.page(
-            self.caller,
-            text=text,
-            tier=tier,
-            status=status,
-            zone=zone,
-            since=since,
-            until=until,
-            include_inactive=include_inactive,
-            as_of=as_of,
-            limit=limit,
-            cursor=cursor,
+        return self._observed(
+            lambda it: it.query.page(
+                self.caller,
+                text=text,
+                tier=tier,
+                status=status,
+                zone=zone,
+                since=since,
+                until=until,
+                include_inactive=include_inactive,
+                as_of=as_of,
+                limit=limit,
+                cursor=cursor,
+            )
         )
 
     def falling(
@@ -146,11 +156,16 @@ class Reading(Seat):
         """What could cost the ledger its memories or its secrets."""
         return examined(self._parts)
 
-    @property
-    def _fresh(self) -> Parts:
-        """The parts, once foreign providers have said who the caller is now.
+    def _observed(
+        self, read: Callable[[Parts], A | Refused], record_id: str | None = None
+    ) -> A | Refused:
+        """A read, once foreign providers have said who the caller is now.
 
-        While one does not answer, what it said last holds: only writes need its word.
+        While one does not answer, what it said last holds: only writes need its word. Whoever
+        nobody could vouch for is told that, and not that they may not read.
         """
-        self._parts.ledger.observe(self.caller)
-        return self._parts
+        unsaid = self._parts.ledger.observe(self.caller, record_id)
+        answer = read(self._parts)
+        is_stranger = isinstance(answer, Refused) and answer.refusal is Refusal.NOT_AUTHORIZED
+        is_down = unsaid is not None and unsaid.refusal is Refusal.SERVICE_UNAVAILABLE
+        return unsaid if unsaid is not None and is_stranger and is_down else answer

@@ -118,7 +118,11 @@ def fall_page(fall: "Fall") -> list[RenderableType]:
     for it in fall.records:
         table.add_row(short(it.record_id), str(it.revision), it.status, line(it.content))
     messages = f"{len(fall.messages)} captured messages, with --with-sources only."
-    return [count, *([table] if fall.records else []), *([messages] if fall.messages else [])]
+    page: list[RenderableType] = [count, *([table] if fall.records else [])]
+    if fall.prepared:
+        page.append(f"{len(fall.prepared)} operations without an end would be aborted with them:")
+        page += [line(f"{it.operation_id}  {it.content or ''}") for it in fall.prepared]
+    return [*page, *([messages] if fall.messages else [])]
 
 
 def operation_table(lines: Sequence["OperationLine"]) -> Table:

@@ -13,8 +13,8 @@ from pydantic_settings import (
 )
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
-from memoranda.ledger.log import LOCAL_HOST
 from memoranda.ledger.screening import SecretPolicy
+from memoranda.ledger.sealed_store import LOCAL_HOST
 
 FORGET_WINDOW_HOURS_MAX = 24 * 366
 
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     host: str = Field(
         LOCAL_HOST,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="Which host this is: opening a ledger as another host fences the one before",
+        description="Which host this is: the first write as another host fences the one before",
     )
     vault: Literal["slots", "keyring"] = Field(
         "slots", description="What keeps the wrapping key: the slot file, or the system's keyring"

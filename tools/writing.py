@@ -2,6 +2,7 @@
 
 import hashlib
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from memoranda.ledger.capturing import CaptureReceipt
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import ForgetReason, Tier
 from memoranda.ledger.receipts import (
+    AbortReceipt,
     ConflictReceipt,
     DeliveryReceipt,
     ForgetReceipt,
@@ -273,9 +275,15 @@ class Writing(Seat):
     ) -> SweepReport | Refused:
         """Forgets what `falling` has shown; with the captured messages, if asked.
 
-        It may be interrupted: what was forgotten is, and the rest falls when it is asked for again.
+        Operations without an end are reconciled first, as by a person whose writers have stopped:
+        they hold their record, or the text of one to come. It may be interrupted: what was
+        forgotten is, and the rest falls when it is asked for again.
         """
-        return self._parts.sweep.forget(
+        settled = [
+            self.reconcile(it.operation_id, writers_stopped=True, reason="its text was forgotten")
+            for it in fall.prepared
+        ]
+        report = self._parts.sweep.forget(
             self.caller,
             self._operation(operation_id),
             SweptAway(
@@ -285,6 +293,13 @@ class Writing(Seat):
             ),
             progress or _quiet,
         )
+        if isinstance(report, Refused):
+            return report
+        refused = Counter(report.refused) + Counter(
+            it.code for it in settled if isinstance(it, Refused)
+        )
+        aborted = sum(isinstance(it, AbortReceipt) for it in settled)
+        return report.model_copy(update={"aborted": aborted, "refused": dict(refused)})
 
     def finish_forgets(self) -> tuple[str, ...]:
         """Finishes every erasure that was held up; why some still are, if so."""
@@ -305,7 +320,10 @@ class Writing(Seat):
         return self._parts.migration.run(self.caller, path, dry_run=dry_run, progress=progress)
 
     def commit(self, request: Mapping[str, object]) -> Receipt | Refused:
-        """The one way in, `{id, key, expected, value}`, which every verb above builds."""
+        """The one way in, `{id, key, expected, value}`, which every verb above builds.
+
+        Like `prepare` it also takes such a verb as `{"name": …, fields}`.
+        """
         return self._parts.ledger.commit(self.caller, request)
 
     def commit_many(
@@ -314,7 +332,8 @@ class Writing(Seat):
         """Decides requests in order inside one durable write, each with its own answer.
 
         A request is `{id, key, expected, value}`, or a verb above as `{"name": …, fields}`. With
-        `all_or_nothing` the first refusal is the only answer, and nothing is written.
+        `all_or_nothing` the first refusal is the only answer, and nothing is written; with
+        providers of a host's own there is a write for each request, and no `all_or_nothing`.
         """
         return self._parts.ledger.commit_many(
             self.caller, _listed(requests), all_or_nothing=all_or_nothing
