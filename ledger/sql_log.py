@@ -122,6 +122,8 @@ class SQLSnapshot:
 
     def at(self, positions: Sequence[int]) -> list[Row]:
         """The events at some positions."""
+        if not positions:
+            return []
         marks = ", ".join("?" * len(positions))
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position IN ({marks})",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from tests.sites import Site
@@ -76,10 +77,17 @@ def engine(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         yield {"engine": url}
 
 
+class Folders(dict[str, Path | str]):
+    """Where a ledger is: its values are the folders that a test looks through."""
+
+    def values(self) -> Any:
+        return [it for it in super().values() if isinstance(it, Path)]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, engine: dict[str, str]) -> dict[str, Path | str]:
     """The two folders of a ledger and its engine, as arguments of `open_memory`."""
-    return {"data": tmp_path / "data", "state": tmp_path / "state", **engine}
+    return Folders({"data": tmp_path / "data", "state": tmp_path / "state", **engine})
 
 
 @pytest.fixture
