@@ -144,29 +144,25 @@ class PostgresRecorder(Recorder):
         An exception inside rolls back. Raises StorageFault when nothing was written, and
         OutcomeUnknown when the connection was lost at the durable write itself.
         """
-        is_ending = False
-        with self._lock.held():
-            try:
-                with self._pool.connection(WAIT_S) as raw, raw.pipeline():
-                    session = Session(raw, self._space, _DECIDE)
-                    transaction = self._taken(session)
-                    before = transaction.head
-                    yield transaction
-                    if transaction.head == before:
-                        session.execute("ROLLBACK")
-                        return
-                    transaction.write_head()
-                    self._stamps.step("log:commit")
-                    is_ending = True
-                    session.execute("COMMIT")
-            except PoolTimeout as error:
-                raise RefusedError(Refused(Refusal.BUSY)) from error
-            except psycopg.Error as error:
-                if is_ending and not _is_answer(error):
-                    message = "the connection was lost at the durable write; look the operation up"
-                    raise OutcomeUnknown(message) from error
-                raise _named(error) from error
-            self._stamps.step("log:committed")
+        ending: list[bool] = []
+        with (
+            self._lock.held(),
+            _faults_named(ending),
+            self._pool.connection(WAIT_S) as raw,
+            raw.pipeline(),
+        ):
+            session = Session(raw, self._space, _DECIDE)
+            transaction = self._taken(session)
+            before = transaction.head
+            yield transaction
+            if transaction.head == before:
+                session.execute("ROLLBACK")
+                return
+            transaction.write_head()
+            self._stamps.step("log:commit")
+            ending.append(True)
+            session.execute("COMMIT")
+        self._stamps.step("log:committed")
 
     def _taken(self, session: Session) -> SQLTransaction:
         taken = session.execute(_TAKE, (self._space,))
@@ -293,6 +289,20 @@ def _not_ours(found: str | None) -> Refused:
 @cache
 def _marked(sql: str) -> str:
     return sql.replace("?", "%s")
+
+
+@contextmanager
+def _faults_named(ending: list[bool]) -> Iterator[None]:
+    """What a failing server means for a decision, before and after it has begun to commit."""
+    try:
+        yield
+    except PoolTimeout as error:
+        raise RefusedError(Refused(Refusal.BUSY)) from error
+    except psycopg.Error as error:
+        if ending and not _is_answer(error):
+            message = "the connection was lost at the durable write; look the operation up"
+            raise OutcomeUnknown(message) from error
+        raise _named(error) from error
 
 
 def _is_answer(error: psycopg.Error) -> bool:
