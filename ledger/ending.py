@@ -8,13 +8,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from memoranda.ledger.bundles import destroy_bundle
+from memoranda.ledger.engines import engine_of
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import SpaceForgotten, Value
 from memoranda.ledger.keyring import Keyring, remove_every_key
 from memoranda.ledger.places import Place
 from memoranda.ledger.recorder import Snapshot
-from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
-from memoranda.ledger.sqlite_log import SQLiteRecorder
+from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import WrappingKeys
 from memoranda.ledger.witness import CopyList
@@ -95,12 +95,10 @@ def _end_bundles(place: Place, vault: WrappingKeys, stamps: Stamps) -> tuple[str
 @contextmanager
 def chain_of(place: Place, stamps: Stamps) -> Iterator[Snapshot]:
     """The rows of a log whose keys are gone; raises RefusedError where there is no log."""
-    file = place.data / "ledger.db"
-    refuse_foreign(file)
-    if not file.exists():
+    engine = engine_of(place)
+    if not engine.exists():
         raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-    lock = SpaceLock(place.data / "lock", LOCK_WAIT_S)
-    recorder = SQLiteRecorder(file, place.space, lock, stamps)
+    recorder = engine.recorder(SpaceLock(place.data / "lock", LOCK_WAIT_S), stamps)
     try:
         with recorder.reading() as snapshot:
             yield snapshot
@@ -110,7 +108,8 @@ def chain_of(place: Place, stamps: Stamps) -> Iterator[Snapshot]:
 
 def set_aside(place: Place, stamps: Stamps) -> Path | None:
     """Moves the log of a forgotten space out of the way of a new one; where it lies then."""
-    if not (place.data / "ledger.db").exists():
+    engine = engine_of(place)
+    if not engine.exists():
         return None
     with chain_of(place, stamps) as snapshot:
         if not is_forgotten_space(snapshot, anywhere=True):
@@ -120,4 +119,5 @@ def set_aside(place: Place, stamps: Stamps) -> Path | None:
     for path in (*_notes(place), place.state / "anchor"):
         path.unlink(missing_ok=True)
     stamps.step("space:anchor-removed")
-    return (place.data / "ledger.db").rename(place.data / name)
+    engine.set_aside(place.data / name)
+    return place.data / name

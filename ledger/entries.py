@@ -1,6 +1,6 @@
 """What the log holds, as everyone above the recorder sees it: rows, tags, selectors, events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -113,4 +113,8 @@ class Store(Protocol):
 
     def select(self, selector: Selector, after: int = 0) -> list[Event]:
         """The events behind a selector, in order; of the newest, `after` is not asked."""
+        ...
+
+    def select_each(self, selectors: Sequence[Selector]) -> list[list[Event]]:
+        """The events behind each of some selectors, with as few journeys as the engine can."""
         ...

@@ -194,7 +194,9 @@ class Forgetting:
             copies = dict.fromkeys(copy for it in tombstones for copy in _copies(store, it))
             # What is not erased yet lies under the present wrapping key, in every bundle.
             needed = (_key_epoch(erased) if erased else None) or store.head.key_epoch + 1
-            outside = _outside(self._log.copies.read(), needed, newest)
+            outside = [*_outside(self._log.copies.read(), needed, newest)]
+        if leftover := self._log.engine.leftover:
+            outside.append(leftover)
         reasons = _held_until(held) + self._reasons
         return Reached(
             erased_at=time_text(moment_of(erased.recorded_at)) if erased else None,

@@ -51,7 +51,7 @@ class Seen:
     def look(self, store: Store, boundary: Iterable[Selector]) -> bool:
         """Reads the selectors not yet seen; whether there were any."""
         new = [selector for selector in dict.fromkeys(boundary) if selector not in self._found]
-        self._found |= {selector: store.select(selector) for selector in new}
+        self._found |= zip(new, store.select_each(new), strict=True)
         return bool(new)
 
     def all(self, selector: Selector) -> list[Event]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space
+from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
@@ -22,8 +23,7 @@ from memoranda.ledger.sealed_store import (
     holder_of,
 )
 from memoranda.ledger.slots import SlotFile, make_folder
-from memoranda.ledger.sqlite_files import SpaceLock, refuse_foreign
-from memoranda.ledger.sqlite_log import SQLiteRecorder
+from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
@@ -69,17 +69,14 @@ class Log:
         self.recovery_code: str | None = None
         self.is_closed = False
         self._stamps = stamps
+        self.engine = engine_of(place)
         self._anchor, self.journal, self.copies = witnesses(place.state)
         self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
-        self._vault.unlock()  # before the lock, since a passphrase takes its time
-        make_folder(place.data)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
         with self._lock.held(), ExitStack() as opened:
-            self._recorder = SQLiteRecorder(
-                place.data / "ledger.db", place.space, self._lock, stamps
-            )
+            self._recorder = self.engine.recorder(self._lock, stamps)
             opened.callback(self._recorder.close)
             is_new = self._is_new(place)
             self._keyring = self._open_keys(place, is_new=is_new)
@@ -332,15 +329,15 @@ class Log:
         return is_new
 
     def _look_before(self, place: Place, *, create: bool) -> None:
-        """Refuses what is not ours to open or to begin, before anything is put there."""
+        """Refuses what is not ours to open or begin, before anything but a folder is made."""
         place.refuse_unrestored()
-        log_file = place.data / "ledger.db"
-        is_missing = not log_file.exists() or log_file.stat().st_size == 0
+        is_missing = not self.engine.exists()
         if is_missing and not create:
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-        refuse_foreign(log_file)
         if is_missing:
             self._refuse_lost_log(place)
+        self._vault.unlock()  # before the lock, since a passphrase takes its time
+        make_folder(place.data)
 
     def _refuse_rollback(self) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""

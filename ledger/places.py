@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
@@ -37,6 +37,8 @@ class Place:
     space: str
     data: Path
     state: Path
+    engine: str | None = field(default=None, repr=False)
+    """The server that keeps the log, as a URL; None for a file in the folder of data."""
     is_restoring: bool = False
     """Whether a restore opens it, before it may be served."""
 
@@ -59,9 +61,9 @@ class Place:
             raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
 
     @classmethod
-    def of(cls, space: str, data: Path, state: Path) -> "Place":
+    def of(cls, space: str, data: Path, state: Path, engine: str | None = None) -> "Place":
         """The place of a space below the two roots; raises RefusedError for a bad name."""
         if not _SPACE.fullmatch(space):
             message = "a space is 1 to 64 of A-Z a-z 0-9 _ . - and starts with a letter or digit"
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, "space", message))
-        return cls(space, data / space, state / space)
+        return cls(space, data / space, state / space, engine)

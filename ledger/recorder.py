@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, Self
 
 from eventsourcing.dcb.api import (
@@ -20,6 +21,8 @@ from eventsourcing.dcb.popo import SimpleDCBReadResponse
 from eventsourcing.persistence import IntegrityError, ProgrammingError
 
 from memoranda.ledger.entries import Head, Row
+from memoranda.ledger.sqlite_files import SpaceLock
+from memoranda.ledger.stamps import Stamps
 
 POLL_S = 0.02
 
@@ -38,8 +41,8 @@ class Snapshot(Protocol):
 
     head: Head
 
-    def latest(self, tag: str, event_types: Sequence[str]) -> Row | None:
-        """The newest event of some types under a tag; its cost does not grow with the others."""
+    def latest(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Row | None]:
+        """The newest event under each tag of some types; the others there cost nothing."""
         ...
 
     def read(
@@ -127,6 +130,10 @@ class Recorder(DCBRecorder):
         """Leaves nothing of removed rows in write-ahead logs; False while a reader prevents it."""
 
     @abstractmethod
+    def copy_to(self, path: Path) -> None:
+        """Writes the log as it is now into an empty SQLite file, without what was removed."""
+
+    @abstractmethod
     def close(self) -> None:
         """Ends every connection; safe beside other processes."""
 
@@ -164,6 +171,31 @@ class Recorder(DCBRecorder):
         found = transaction.read(condition.fail_if_events_match, condition.after or 0, limit=1)
         if found:
             raise IntegrityError(f"the condition is met by position {found[0].position}")
+
+
+class Engine(Protocol):
+    """Where the log of one space is kept."""
+
+    @property
+    def leftover(self) -> str | None:
+        """What stays of removed rows where nobody here can remove it; None when nothing does."""
+        ...
+
+    def recorder(self, lock: SpaceLock, stamps: Stamps) -> Recorder:
+        """Opens the log; makes the tables where there are none."""
+        ...
+
+    def exists(self) -> bool:
+        """Whether there is a log of this space; raises RefusedError for what is not ours."""
+        ...
+
+    def put(self, copy: Path) -> None:
+        """Puts a copy, as `copy_to` writes it, in place of the log, in one transaction."""
+        ...
+
+    def set_aside(self, file: Path) -> None:
+        """Moves the log into a file, as `copy_to` writes it."""
+        ...
 
 
 class PollingSubscription(DCBSubscription[Recorder]):

@@ -4,14 +4,14 @@ Until it has ended a mark stands in the state folder, and the ledger opens for n
 step may be repeated: a second run begins with the same copy and comes to the same end.
 """
 
-import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from memoranda.ledger.backups import KEEP_DEFAULT, LogCopy, read_manifest, verify_listed
 from memoranda.ledger.bundles import KeyBundle, read_bundle
+from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
@@ -23,8 +23,8 @@ from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
-from memoranda.ledger.sqlite_files import SpaceLock, connect, connect_copy, truncate_wal
-from memoranda.ledger.sqlite_log import SCHEMA, SCHEMA_NUMBER, SQLiteSnapshot
+from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, usable
+from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
@@ -75,13 +75,14 @@ class Restoring:
     """Puts one backup of a space in place of what is there."""
 
     def __init__(self, place: Place, stamps: Stamps, host: str, unlocking: Unlocking) -> None:
-        self._place = Place(place.space, place.data, place.state, is_restoring=True)
+        self._place = replace(place, is_restoring=True)
         self._stamps = stamps
         self._host = host
         self._unlocking = unlocking
         self._slots = SlotFile(place.state / "slots")
         self._vault = WrappingKeys(self._slots, place.space, stamps, unlocking)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
+        self._engine = engine_of(place)
 
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
         """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
@@ -188,7 +189,7 @@ class Restoring:
         if wrapping_key is not None:
             self._put_keys(source.bundle, wrapping_key)
         self._stamps.step("restore:keys")
-        self._put_log(source.path)
+        self._engine.put(source.path)
         self._stamps.step("restore:log")
         return before
 
@@ -229,23 +230,25 @@ class Restoring:
         if not is_same:
             self._put_slot(bundle.key_epoch, wrapping_key)
         self._stamps.step("restore:slots")
-        path = _usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
+        path = usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
         # By now it is the journal of both: what either has forgotten opens at no step.
         gone = named_keys(witnesses(self._place.state)[1].read())
         install_rows(path, (row for row in bundle.keys if row[0] not in gone), keeps=keeps)
 
     def _refuse_if_ahead(self, source: _Source) -> None:
         """What is here may be replaced when the backup goes on from it, or it cannot be read."""
-        path = self._place.data / "ledger.db"
-        if not path.exists():
-            return
         try:
-            with closing(connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as here:
-                head = SQLiteSnapshot(here, self._place.space).head
-        except (StorageFault, IntegrityFault, sqlite3.Error):
+            if not self._engine.exists():
+                return
+            with (
+                closing(self._engine.recorder(self._lock, self._stamps)) as recorder,
+                recorder.reading() as snapshot,
+            ):
+                head = snapshot.head
+        except (StorageFault, IntegrityFault):
             return
         except RefusedError as error:
-            if error.refused.refusal is Refusal.SCHEMA_NEWER:
+            if error.refused.refusal is not Refusal.SPACE_UNKNOWN:
                 raise
             return
         with closing(connect_copy(source.path, schema_number=SCHEMA_NUMBER)) as copy:
@@ -260,19 +263,6 @@ class Restoring:
         # As it is: a passphrase goes over it again, or another vault takes it, once it is served.
         self._vault.write(key_epoch, wrapping_key, InSlot())
         self._slots.destroy(key_epoch + 1, self._stamps.entropy(SLOT_BYTES))
-
-    def _put_log(self, path: Path) -> None:
-        """Page by page in one transaction: whoever has the file open sees it change, whole."""
-        target = _usable(self._place.data / "ledger.db", SCHEMA, SCHEMA_NUMBER)
-        with (
-            closing(connect_copy(path, schema_number=SCHEMA_NUMBER)) as copy,
-            closing(connect(target, schema=SCHEMA, schema_number=SCHEMA_NUMBER)) as here,
-        ):
-            try:
-                copy.backup(here)
-            except sqlite3.Error as error:
-                raise StorageFault("the log could not be put in its place") from error
-            truncate_wal(here)
 
     # -- what it must forget again ------------------------------------------------------------
 
@@ -313,18 +303,6 @@ def _anchor_in(file: AnchorFile) -> Anchor | None:
         return file.read()
     except IntegrityFault:
         return None
-
-
-def _usable(path: Path, schema: str, schema_number: int) -> Path:
-    """The file, once it can be opened: one that is damaged is taken away."""
-    try:
-        connect(path, schema=schema, schema_number=schema_number).close()
-    except (StorageFault, RefusedError) as error:
-        if isinstance(error, RefusedError) and error.refused.refusal is not Refusal.SPACE_UNKNOWN:
-            raise
-        for name in ("", "-wal", "-shm"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
-    return path
 
 
 def _refused(field: str, message: str) -> RefusedError:

@@ -39,17 +39,29 @@ class SealedStore:
 
     def select(self, selector: Selector, after: int = 0) -> list[Event]:
         """The events behind a selector, in order; of the newest, `after` is not asked."""
-        tag = self.blinded(selector.tag)
-        types = [stored for shape in selector.shapes for stored in stored_types(shape)]
-        if not selector.newest:
-            rows = self._snapshot.read(DCBQuery([DCBQueryItem(types, [tag])]), after)
+        tag, types = self._asked(selector)
+        if selector.newest:
+            newest = self._snapshot.latest([(tag, types)])
+            rows = [row for row in newest if row]
         else:
-            newest = self._snapshot.latest(tag, types)
-            rows = [newest] if newest else []
-        for row in rows:
-            if tag not in row.tags or row.type not in types:
-                raise IntegrityFault(f"position {row.position}: a tag leads to another event")
-        return [self.event(row) for row in rows]
+            rows = self._snapshot.read(DCBQuery([DCBQueryItem(types, [tag])]), after)
+        return [self._behind(row, tag, types) for row in rows]
+
+    def select_each(self, selectors: Sequence[Selector]) -> list[list[Event]]:
+        """The events behind each of some selectors; the newest ones in one journey."""
+        asked = [self._asked(it) for it in selectors if it.newest]
+        rows = zip(asked, self._snapshot.latest(asked), strict=True)
+        newest = ([self._behind(row, *of)] if row else [] for of, row in rows)
+        return [next(newest) if it.newest else self.select(it) for it in selectors]
+
+    def _asked(self, selector: Selector) -> tuple[str, list[str]]:
+        types = [stored for shape in selector.shapes for stored in stored_types(shape)]
+        return self.blinded(selector.tag), types
+
+    def _behind(self, row: Row, tag: str, types: Sequence[str]) -> Event:
+        if tag not in row.tags or row.type not in types:
+            raise IntegrityFault(f"position {row.position}: a tag leads to another event")
+        return self.event(row)
 
     def rows(self, after: int, limit: int) -> list[Row]:
         """The next events behind a position as stored, for audit."""

@@ -109,6 +109,18 @@ def refuse_foreign(path: Path) -> None:
         raise RefusedError(_not_ours(path))
 
 
+def usable(path: Path, schema: str, schema_number: int) -> Path:
+    """The file, once it can be opened: one that is damaged is taken away."""
+    try:
+        connect(path, schema=schema, schema_number=schema_number).close()
+    except (StorageFault, RefusedError) as error:
+        if isinstance(error, RefusedError) and error.refused.refusal is not Refusal.SPACE_UNKNOWN:
+            raise
+        for name in ("", "-wal", "-shm"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+    return path
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """One transaction that holds the write lock from its first statement."""

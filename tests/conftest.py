@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from tests.sites import Site
@@ -16,8 +17,10 @@ from tests.sites import Site
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.postgres_server import PostgresServer
 
 MAIN = "s-main-1"
+RAM = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
 T0 = datetime(2026, 10, 6, 12, 0, tzinfo=UTC)
 MESSAGES = (
     (42, "Please answer me in Chinese from now on", "2026-10-05T09:00:00Z"),
@@ -56,27 +59,51 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> dict[str, Path]:
-    """The two folders of a ledger, as arguments of `open_memory`."""
-    return {"data": tmp_path / "data", "state": tmp_path / "state"}
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this run, in memory where the machine has such a folder."""
+    with PostgresServer.passing(RAM) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def engine(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Where the log of the test is kept, as an argument of `open_memory`."""
+    if request.param == "sqlite":
+        yield {}
+        return
+    server: PostgresServer = request.getfixturevalue("server")
+    with server.schema() as url:
+        yield {"engine": url}
+
+
+class Folders(dict[str, Path | str]):
+    """Where a ledger is: its values are the folders that a test looks through."""
+
+    def values(self) -> Any:
+        return [it for it in super().values() if isinstance(it, Path)]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def folder(tmp_path: Path, engine: dict[str, str]) -> dict[str, Path | str]:
+    """The two folders of a ledger and its engine, as arguments of `open_memory`."""
+    return Folders({"data": tmp_path / "data", "state": tmp_path / "state", **engine})
+
+
+@pytest.fixture
+def site(tmp_path: Path, engine: dict[str, str]) -> Iterator[Site]:
     """A ledger for several processes; those that a test leaves behind are killed."""
-    site = Site(tmp_path)
+    site = Site(tmp_path, engine)
     site.open().close()
     yield site
     site.kill_all()
 
 
 @pytest.fixture
-def ram_site() -> Iterator[Site]:
+def ram_site(engine: dict[str, str]) -> Iterator[Site]:
     """The same in memory, where the machine has such a folder: for tests that write a lot."""
-    ram = Path("/dev/shm")
-    with TemporaryDirectory(dir=ram if os.access(ram, os.W_OK) else None) as name:
-        site = Site(Path(name))
+    with TemporaryDirectory(dir=RAM) as name:
+        site = Site(Path(name), engine)
         yield site
         site.kill_all()
 
@@ -161,3 +188,13 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 def exhaustive(request: pytest.FixtureRequest) -> bool:
     """Whether this run may take its time."""
     return bool(request.config.getoption("--exhaustive"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of SQLite's own files run on that engine alone."""
+    items[:] = [it for it in items if not (it.get_closest_marker("sqlite") and on_postgres(it))]
+
+
+def on_postgres(item: pytest.Item) -> bool:
+    """Whether a test runs with its log on the server."""
+    return isinstance(item, pytest.Function) and "postgres" in item.name.partition("[")[2]

@@ -8,9 +8,9 @@ import signal
 import sqlite3
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -26,12 +26,13 @@ WAIT_S = 120.0
 class Site:
     """One ledger's folders, and the processes of a test that work on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: Mapping[str, str] = MappingProxyType({})) -> None:
         self.folder = folder
+        self.engine = engine
         self._children: set[int] = set()
 
     def open(self, stamps: Stamps | None = None, **more: object) -> Memory:
-        place = {"data": self.folder / "data", "state": self.folder / "state"}
+        place = {"data": self.folder / "data", "state": self.folder / "state", **self.engine}
         return open_memory(SPACE, **place, home=self.folder, stamps=stamps, **more)
 
     def start(self, work: Callable[[], None]) -> int:
@@ -101,9 +102,8 @@ def together(site: Site, count: int, work: Callable[[Memory, int], None]) -> Non
 
 
 def positions_of(site: Site) -> list[int]:
-    path = site.folder / "data" / SPACE / "ledger.db"
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as raw:
-        return [position for (position,) in raw.execute("SELECT position FROM events ORDER BY 1")]
+    with site.open() as memory, memory._parts.log.reading() as store:
+        return [row.position for row in store.rows(0, 1_000_000)]
 
 
 Answer = int | str

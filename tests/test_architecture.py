@@ -36,9 +36,11 @@ READS_THE_OUTSIDE = {
     "ledger/stamps.py": "the injected clock and entropy come from here",
     "tools/benchmarks/forget.py": "measures seconds",
     "tools/benchmarks/hot.py": "measures seconds",
+    "tools/benchmarks/postgres.py": "measures seconds",
     "tools/benchmarks/startup.py": "measures seconds",
     "tools/benchmarks/step.py": "measures seconds, on repeatable texts",
     "tools/benchmarks/workload.py": "measures seconds",
+    "tools/postgres_server.py": "waits for a server to start, and no longer",
 }
 OUTSIDE = re.compile(
     r"datetime\.(now|utcnow|today)\b|\btime\.(time|monotonic|perf_counter|process_time)\b"

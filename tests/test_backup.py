@@ -373,6 +373,7 @@ def nothing_is_left(memory: Memory, record_id: str) -> None:
     assert memory.audit.verify(with_index=True).findings == ()
 
 
+@pytest.mark.sqlite
 def test_what_was_forgotten_since_does_not_come_back(forgotten, world, away, elsewhere, restored):
     record_id = forgotten.query(status="forgotten", include_inactive=True).records[0].record.id
     code = forgotten.recovery_code
@@ -483,6 +484,7 @@ def test_an_intent_of_before_is_ended_by_the_forget_of_its_record(
         assert back.audit.verify(with_index=True).findings == ()
 
 
+@pytest.mark.sqlite
 def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
     opened, world, away, tmp_path, elsewhere, restored
 ):
@@ -502,6 +504,7 @@ def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
         assert facts(back) == [FACT]
 
 
+@pytest.mark.sqlite
 def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
     opened, away, tmp_path, elsewhere, restored
 ):
@@ -571,6 +574,7 @@ def test_a_bundle_that_is_replaced_is_overwritten_first(memory, away):
 # -- on a machine that has a state ----------------------------------------------------------------
 
 
+@pytest.mark.sqlite
 def test_a_lost_data_folder_comes_back_without_the_code(opened, folder, away, restored):
     memory = opened()
     made = memory.remember(FACT)
@@ -588,6 +592,7 @@ def test_a_lost_data_folder_comes_back_without_the_code(opened, folder, away, re
     nothing_is_left(opened(), made.record_id)
 
 
+@pytest.mark.sqlite
 def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_what_is_gone(
     opened, folder, away, restored, world, tmp_path
 ):
@@ -619,6 +624,7 @@ def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_
     assert before.position == report.position + 3
 
 
+@pytest.mark.sqlite
 def test_a_bundle_that_was_away_comes_back_with_the_code_and_this_machines_journal(
     opened, folder, away, tmp_path, restored
 ):

@@ -203,6 +203,7 @@ def test_messages_come_in_as_they_are_drawn_and_in_any_number(memory: Memory) ->
     assert positions == list(range(first.position, first.position + 2 * BUCKET_MESSAGES + 1))
 
 
+@pytest.mark.sqlite
 def test_a_day_of_one_session_shares_a_key_for_every_64_messages(
     memory: Memory, folder: dict[str, Path], world: Any
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_day_of_one_session_shares_a_key_for_every_64_messages(
     assert len({bucket[0], next_bucket[0], of_another_session, of_tomorrow}) == 4
 
 
+@pytest.mark.sqlite
 def test_a_bucket_is_told_by_the_day_of_capture_and_not_by_the_time_of_the_message(
     memory: Memory, folder: dict[str, Path], world: Any
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_bucket_is_told_by_the_day_of_capture_and_not_by_the_time_of_the_messa
     assert len(set(key_ids_of(folder, [answer.position for answer in answers]))) == 1
 
 
+@pytest.mark.sqlite
 def test_messages_have_other_keys_than_records(
     memory: Memory, primary: Memory, folder: dict[str, Path]
 ) -> None:

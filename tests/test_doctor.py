@@ -102,6 +102,7 @@ def test_a_journal_that_lost_a_forget_is_a_finding(healthy, folder):
     assert findings(healthy)["journal"].startswith("1 of 1")
 
 
+@pytest.mark.sqlite
 def test_open_operations_and_open_erasures_are_findings(healthy, folder):
     healthy.prepare({"name": "publish", "operation_id": "op-1", "key": "k", "content": "x"})
     log = folder["data"] / SPACE / "ledger.db"
@@ -171,6 +172,7 @@ def test_a_schema_that_no_version_can_upgrade_is_a_fault(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "keys.db"])
+@pytest.mark.sqlite
 def test_a_newer_schema_is_refused_untouched(opened, folder, name):
     memory = opened()
     memory.remember("something")

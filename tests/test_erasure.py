@@ -41,6 +41,7 @@ def forget(memory: Memory, content: str = FACT, **more: object) -> ForgetReceipt
 # -- honest receipts ------------------------------------------------------------------------------
 
 
+@pytest.mark.sqlite
 def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(memory, primary):
     made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
 
@@ -53,12 +54,14 @@ def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(m
     assert receipt.copies == (f"the captured message {REF}42",)
 
 
+@pytest.mark.sqlite
 def test_with_its_sources_a_forget_leaves_no_copy(memory, primary):
     made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
 
     assert memory.forget(made.record_id, 1, with_sources=True).copies == ()
 
 
+@pytest.mark.sqlite
 def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says_so(memory, folder):
     made = memory.publish("a fact", FACT)
     log = folder["data"] / "us_alice" / "ledger.db"
@@ -79,6 +82,7 @@ def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says
     assert again.pending == ()
 
 
+@pytest.mark.sqlite
 def test_an_erasure_that_was_held_up_is_finished_by_the_next_commit_or_opening(
     opened, world, folder
 ):
@@ -182,6 +186,7 @@ def copies(folder: dict[str, Path], place: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [0, 5], ids=["rolled back", "forked"])
+@pytest.mark.sqlite
 def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(opened, folder, tmp_path, other):
     memory = opened()
     memory.remember("one")
@@ -217,6 +222,7 @@ def test_a_damaged_anchor_is_a_finding_of_the_opening(opened, folder):
         opened()
 
 
+@pytest.mark.sqlite
 def test_a_log_that_went_missing_beside_its_anchor_is_not_begun_anew(opened, folder):
     memory = opened()
     memory.remember("one")
@@ -455,6 +461,7 @@ def place_of(folder: dict[str, Path]) -> Place:
     return Place.of("us_alice", folder["data"], folder["state"])
 
 
+@pytest.mark.sqlite
 def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, world, folder):
     memory.remember(FACT)
     before = memory.audit.verify()
@@ -476,6 +483,7 @@ def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, 
         assert raw.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
 
 
+@pytest.mark.sqlite
 def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, world, folder):
     assert not isinstance(memory.forget_space("us_alice"), Refused)
 
@@ -595,6 +603,7 @@ ENDING = ("forgotten", "bundles-destroyed", "keys-removed", "slots-destroyed")
 
 
 @pytest.mark.parametrize("step", [f"space:{it}" for it in ENDING])
+@pytest.mark.sqlite
 def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     opened, memory, world, folder, step, tmp_path
 ):

@@ -117,6 +117,7 @@ def test_an_export_from_before_a_forget_brings_nothing_back(memory, primary, fil
     assert memory.remnants(FACT).remnants == ()
 
 
+@pytest.mark.sqlite
 def test_a_forget_names_the_exports_that_may_still_tell_of_it(memory, file):
     made = memory.remember(FACT)
     memory.export(file)

@@ -33,6 +33,7 @@ with open_memory("us_alice", data=sys.argv[1], state=sys.argv[2]) as memory:
 """
 
 
+@pytest.mark.sqlite
 def test_scenario_52_a_process_that_had_the_ledger_open_lacks_the_fact_at_once(
     memory, primary, folder
 ):

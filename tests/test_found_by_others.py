@@ -14,6 +14,7 @@ REF = "personal-message:s-main-1:"
 
 @pytest.mark.parametrize("loss", ["deleted", "emptied"])
 @pytest.mark.parametrize("create", [True, False])
+@pytest.mark.sqlite
 def test_a_lost_log_is_refused_and_no_empty_space_takes_its_place(opened, folder, loss, create):
     memory = opened()
     memory.remember("one")

@@ -183,6 +183,7 @@ def test_a_host_that_owns_the_conversation_holds_nothing_less(opened):
     assert is_whole(person)
 
 
+@pytest.mark.sqlite
 def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened):
     record_id = known(agent, sources=[f"{REF}42"], operation_id="op-made")
     position = person.status().position
@@ -599,6 +600,7 @@ def test_the_person_may_end_every_window_at_once(person, agent):
     assert is_whole(person)
 
 
+@pytest.mark.sqlite
 def test_a_commit_costs_the_same_however_much_is_held(person, agent):
     def statements(content: str) -> int:
         log, said = person._parts.log._recorder, []
@@ -661,6 +663,7 @@ def test_a_forget_of_many_takes_what_is_held_and_shows_it_first(person, agent, w
     assert is_whole(person)
 
 
+@pytest.mark.sqlite
 def test_forgotten_with_its_messages_what_was_held_is_left_nowhere(person, agent):
     record_id = known(agent, content="Chinese, please", sources=[f"{REF}42"])
     forgotten(agent, record_id)
@@ -672,6 +675,7 @@ def test_forgotten_with_its_messages_what_was_held_is_left_nowhere(person, agent
     assert is_whole(person)
 
 
+@pytest.mark.sqlite
 def test_the_end_of_the_space_is_the_end_of_what_is_held(person, agent, world, folder):
     forgotten(agent, known(person))
 
@@ -750,6 +754,7 @@ def test_a_backup_from_within_the_window_still_holds_what_nobody_let_go_of(
         assert is_whole(back)
 
 
+@pytest.mark.sqlite
 def test_while_something_is_held_every_key_bundle_is_listed_and_after_it_none(
     person, agent, world, tmp_path
 ):
@@ -799,6 +804,7 @@ def stopped_at(world, memory: Memory, deed: Callable[[Memory], None], place: int
 
 
 @pytest.mark.parametrize("deed", [forget_held, let_go, take_back])
+@pytest.mark.sqlite
 def test_a_crash_between_any_two_steps_leaves_the_fact_or_its_held_copy_until_it_is_let_go(
     person, opened, world, folder, tmp_path, deed
 ):
@@ -841,6 +847,7 @@ def change(folder: dict[str, Path], file: str, statement: str, *values: object) 
         assert raw.execute(statement, values).rowcount == 1
 
 
+@pytest.mark.sqlite
 def test_a_held_copy_that_vanished_without_a_release_is_a_finding(person, agent, folder, opened):
     forgotten(agent, known(person))
     (position,) = held_in(person)

@@ -120,6 +120,7 @@ def test_a_slot_with_a_changed_bit_is_no_slot(slots, tmp_path):
 # -- data keys ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sqlite
 def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, world):
     world.steps.clear()
     start = memory.status().keys
@@ -137,6 +138,7 @@ def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, world)
     assert set(of_records) < kept
 
 
+@pytest.mark.sqlite
 def test_revisions_of_a_record_share_its_key_and_a_revived_record_has_another(memory, folder):
     first = memory.publish("home", "I live in Kyoto")
     memory.correct(first.record_id, 1, "I live in Nara")
@@ -173,6 +175,7 @@ def swapped_wraps(folder: dict[str, Path], one: str, other: str) -> None:
     rows(path, "UPDATE keys SET wrapped = ? WHERE key_id = ?", first, other)
 
 
+@pytest.mark.sqlite
 def test_swapped_keys_do_not_open_and_audit_names_the_bodies(opened, folder):
     memory = opened()
     receipts = [memory.publish(f"key {n}", f"fact {n}") for n in range(2)]
@@ -218,6 +221,7 @@ def test_the_secret_and_the_recovery_key_may_not_change_places(opened, folder):
         opened()
 
 
+@pytest.mark.sqlite
 def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, folder):
     memory = opened()
     first = memory.publish("home", "I live in Kyoto")
@@ -241,6 +245,7 @@ def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, fold
     }
 
 
+@pytest.mark.sqlite
 def test_equal_bodies_have_different_commitments_and_ciphertexts(memory, folder):
     session = {"session": "s-2", "role": "user", "at": "2026-10-05T09:00:00Z"}
     for seq in (1, 2):
@@ -371,6 +376,7 @@ def test_a_rotation_takes_its_steps_in_the_one_order_that_loses_nothing(opened, 
     assert seen["rotate:truncated"][2] == 0
 
 
+@pytest.mark.sqlite
 def test_what_another_process_forgot_or_rotated_is_no_longer_held_open(opened, folder):
     one, other = opened(), opened()
     first, kept = one.publish("home", "I live in Kyoto"), one.publish("work", "I work in Osaka")

@@ -1408,6 +1408,7 @@ def test_the_audit_takes_any_first_revision_of_a_migrated_record_and_nothing_els
     assert ("its revisions do not follow the record's" in messages) == is_found
 
 
+@pytest.mark.sqlite
 def test_a_changed_mark_of_migration_is_found_at_its_position(memory, old, folder):
     report(memory.migrate(old(record("a"))))
     position = memory.revisions("a")[0].position

@@ -194,7 +194,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
     inside = {name for name in names if ".dist-info/" not in name}
     others = {"memoranda/__init__.py", "memoranda/py.typed"}
-    data = {"memoranda/tools/tour_conversation.jsonl"}
+    data = {"memoranda/tools/tour_conversation.jsonl", "memoranda/ledger/postgres.sql"}
     assert inside == sources | others | data
 
 

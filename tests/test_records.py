@@ -380,6 +380,7 @@ def copied(
 
 
 @pytest.mark.parametrize(("status", "action"), ROWS)
+@pytest.mark.sqlite
 def test_every_row_is_the_same_by_name_by_its_intent_and_sent_again(
     status: str | None, action: str, primary: Memory, copied: Callable[[], Memory]
 ) -> None:
@@ -407,6 +408,7 @@ def test_every_row_is_the_same_by_name_by_its_intent_and_sent_again(
     assert primary.audit.verify().findings == copy.audit.verify().findings == ()
 
 
+@pytest.mark.sqlite
 def test_items_and_the_person_may_send_their_intents_as_raw_commits_too(
     memory: Memory, task_7: Memory, copied: Callable[[], Memory]
 ) -> None:
@@ -705,6 +707,7 @@ def test_a_tombstone_holds_the_id_the_blocks_and_nothing_else(primary: Memory) -
     assert number(primary.read(ID)) == "F35"
 
 
+@pytest.mark.sqlite
 def test_a_forget_removes_every_body_of_the_record_and_the_keys_that_opened_them(
     storied: list[int], primary: Memory, folder: dict[str, Path]
 ) -> None:
@@ -883,6 +886,7 @@ def test_every_range_that_any_revision_carried_is_blocked_and_touching_ones_are_
     assert tombstone_of(primary).blocked_sources == (ref("50#0-14"), ref("88"))
 
 
+@pytest.mark.sqlite
 def test_a_revived_record_is_sealed_under_another_key_and_can_be_forgotten_again(
     primary: Memory, folder: dict[str, Path]
 ) -> None:
@@ -908,6 +912,7 @@ class PowerCutError(BaseException):
 
 
 @pytest.mark.parametrize("step", ["forget:appended", "forget:keys-removed"])
+@pytest.mark.sqlite
 def test_a_forget_that_a_crash_interrupts_is_finished_at_the_next_opening(
     step: str,
     *,

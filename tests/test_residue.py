@@ -181,6 +181,7 @@ def revision_of(memory: Memory, record_id: str) -> int:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.sqlite
 def test_threat_16_no_file_holds_anything_of_what_was_forgotten(
     cast, folder, temporary, tmp_path, world, caplog, place
 ):
@@ -212,6 +213,7 @@ def test_threat_16_no_file_holds_anything_of_what_was_forgotten(
     assert "forget" in caplog.text
 
 
+@pytest.mark.sqlite
 def test_without_its_sources_the_receipt_names_the_message_that_still_says_it(cast, folder):
     record_id = in_a_captured_message(cast)
 
@@ -224,6 +226,7 @@ def test_without_its_sources_the_receipt_names_the_message_that_still_says_it(ca
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("file", ["ledger.db", "keys.db", "views.db"])
+@pytest.mark.sqlite
 def test_a_reader_with_a_snapshot_of_any_file_holds_the_erasure_up_and_it_is_whole_afterwards(
     cast, folder, file
 ):
@@ -316,6 +319,7 @@ KEPT = "Green tea is liked."
     "held", [{"key": False}, {"key": True}, {"key": True, "backup": True}],
     ids=["files", "files and key", "old backup and key"],
 )  # fmt: skip
+@pytest.mark.sqlite
 def test_who_holds_the_files_the_key_and_an_old_backup_reads_nothing_that_was_forgotten(
     robbed, held
 ):
@@ -352,6 +356,7 @@ def test_a_kept_key_that_opens_recovery_copies_would_read_it_without_the_code(ca
     assert CANARY in robbed().carver(key=True, backup=True).texts()
 
 
+@pytest.mark.sqlite
 def test_the_code_and_an_old_backup_read_it_and_the_receipt_says_so(robbed):
     loot = robbed()
 

@@ -291,6 +291,7 @@ def told(memory) -> list[str]:
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+@pytest.mark.sqlite
 def test_nothing_a_person_or_host_says_stands_readable_in_any_file(opened, folder, is_open):
     memory = opened()
 

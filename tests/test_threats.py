@@ -45,6 +45,7 @@ def shown_to_model_and_reviewer(
     return primary.recall("fine").render(max_bytes=4000).text, reviewed
 
 
+@pytest.mark.sqlite
 def test_threat_6_a_model_gets_hidden_text_in_the_form_that_the_person_is_shown(
     primary, memory, folder
 ):
@@ -152,6 +153,7 @@ def transplant(path: Path, table: str, column: str, key: str) -> None:
     ],
     ids=["bodies", "commitments", "headers", "keys"],
 )
+@pytest.mark.sqlite
 def test_threat_14_what_is_moved_elsewhere_is_found_and_never_read(
     opened, folder, file, table, column, key
 ):
@@ -167,6 +169,7 @@ def test_threat_14_what_is_moved_elsewhere_is_found_and_never_read(
     assert set(read) <= {"Osaka", "Green tea"}
 
 
+@pytest.mark.sqlite
 def test_threat_14_the_twin_without_bindings_reads_one_revision_in_place_of_another(
     opened, folder, monkeypatch
 ):
@@ -185,6 +188,7 @@ def test_threat_14_the_twin_without_bindings_reads_one_revision_in_place_of_anot
 
 
 @pytest.mark.parametrize("files", [["ledger.db"], ["keys.db"], ["ledger.db", "keys.db"]])
+@pytest.mark.sqlite
 def test_threat_14_older_files_are_not_served(opened, folder, tmp_path, files):
     record_id = life(opened)
     data = folder["data"] / SPACE
@@ -200,6 +204,7 @@ def test_threat_14_older_files_are_not_served(opened, folder, tmp_path, files):
         opened()
 
 
+@pytest.mark.sqlite
 def test_threat_14_the_twin_without_the_anchor_serves_an_older_log(opened, folder, tmp_path):
     """The anchor tells; what was forgotten stays unreadable all the same, without its key."""
     record_id = life(opened)

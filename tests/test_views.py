@@ -293,6 +293,7 @@ def restore(place: Path, folder: dict[str, Path]) -> None:
     (folder["state"] / SPACE / "anchor").unlink()
 
 
+@pytest.mark.sqlite
 def test_a_view_ahead_of_a_restored_log_is_computed_anew(opened, folder, tmp_path):
     memory = opened()
     first = memory.publish("home", "I live in Kyoto")
@@ -312,6 +313,7 @@ def test_a_view_ahead_of_a_restored_log_is_computed_anew(opened, folder, tmp_pat
     assert memory.audit.verify().findings == ()
 
 
+@pytest.mark.sqlite
 def test_a_view_of_a_log_that_forked_is_computed_anew(opened, folder, tmp_path):
     memory = opened()
     memory.publish("home", "I live in Kyoto")

@@ -182,6 +182,7 @@ def everywhere(life: Life) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+@pytest.mark.sqlite
 def test_what_was_forgotten_comes_back_on_no_surface_of_any_process(life, watcher, ways):
     assert len(watcher()) > 20
     for record_id in life.told.record_ids:
@@ -200,6 +201,7 @@ def test_what_was_forgotten_comes_back_on_no_surface_of_any_process(life, watche
     assert life.memory.audit.verify(with_index=True).findings == ()
 
 
+@pytest.mark.sqlite
 def test_before_the_forget_every_surface_tells_it(life, watcher):
     """The control: what the surfaces are asked for, they tell."""
     said = everywhere(life)

@@ -131,6 +131,9 @@ def settle(
     home: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where config.toml is (MEMORANDA_HOME).")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="Server of the log (MEMORANDA_ENGINE).")
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="One line per operation on standard error.")
     ] = False,
@@ -144,7 +147,9 @@ def settle(
     Exit codes: 0 done, 1 refused, 2 usage, 3 outcome unknown, 4 integrity finding, 5 fault.
     """
     run = run_of(context)
-    run.given = {"space": space, "data": data, "state": state, "home": home}
+    run.given = {
+        "space": space, "data": data, "state": state, "home": home, "engine": engine,
+    }  # fmt: skip
     if verbose:
         run.log_to_stderr()
     if version:

@@ -101,11 +101,9 @@ class Run:
 
     def place(self) -> "Place":
         """Where the person's ledger lives."""
-        from memoranda.ledger.places import Place  # noqa: PLC0415  # not for --help
+        from memoranda.tools.memory import place_of  # noqa: PLC0415  # not for --help
 
-        settings = self.settings()
-        roots = settings.data.expanduser(), settings.state.expanduser()
-        return Place.of(settings.space, *roots)
+        return place_of(self.settings())
 
     def set_aside(self) -> None:
         """Moves the log of a forgotten space out of the way of a new one."""

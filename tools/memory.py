@@ -253,7 +253,8 @@ def open_memory(
 
 def place_of(settings: Settings) -> Place:
     """Where the settings say that the ledger lives."""
-    return Place.of(settings.space, settings.data.expanduser(), settings.state.expanduser())
+    roots = settings.data.expanduser(), settings.state.expanduser()
+    return Place.of(settings.space, *roots, settings.engine)
 
 
 def assemble(

@@ -34,6 +34,12 @@ class Settings(BaseSettings):
         default_factory=lambda: user_state_path("memoranda"),
         description="Folder of the wrapping keys; keep it out of every backup of the data",
     )
+    engine: str | None = Field(
+        None,
+        pattern=r"^postgresql://",
+        repr=False,
+        description="PostgreSQL server that keeps the log, as postgresql://…",
+    )
     space: str = Field("me", description="Whose ledger: one person, one space")
     host: str = Field(
         LOCAL_HOST,

@@ -1,0 +1,347 @@
+"""What only a server can do to a log: its processes die, its walls hold, its settings deceive."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.conftest import RAM, T0
+from tests.sites import SPACE, Site, told
+
+from memoranda.ledger.errors import (
+    MemorandaError,
+    OutcomeUnknown,
+    Refusal,
+    RefusedError,
+    StorageFault,
+)
+from memoranda.ledger.postgres_log import PostgresSpace
+from memoranda.ledger.sqlite_files import SpaceLock
+from memoranda.ledger.stamps import Stamps
+from memoranda.tools.memory import open_memory
+from memoranda.tools.postgres_server import PostgresServer
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
+
+WRITERS = 8
+EVENTS = 3_000
+EVENTS_EXHAUSTIVE = 30_000
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> Iterator[str]:
+    with server.schema() as url:
+        yield url
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A server that a test may end as it likes."""
+    with PostgresServer.passing(RAM) as own:
+        yield own
+
+
+@pytest.fixture
+def own_site(own_server: PostgresServer, tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path, {"engine": own_server.url})
+    site.open().close()
+    yield site
+    site.kill_all()
+
+
+# -- who wrote what, when the server goes ---------------------------------------------------------
+
+
+def write_on(site: Site, number: int) -> None:
+    """Writes until told to end, over every failure, and says what became of each operation."""
+    with site.open() as memory:
+        site.said("ready", number)
+        turn = 0
+        while not (site.folder / "end").exists():
+            name, turn = f"op-{number}-{turn}", turn + 1
+            try:
+                answer = memory.publish(f"key {name}", f"fact {name}", operation_id=name)
+            except OutcomeUnknown as unknown:
+                site.said("unknown", unknown.operation_id)
+            except (StorageFault, RefusedError):
+                site.said("failed", name)
+            else:
+                site.said("told", [name, told(answer), hasattr(answer, "position")])
+
+
+def after_writing(site: Site, server: PostgresServer, disturb: list[str]) -> dict[str, int]:
+    """Lets writers write while the server is disturbed; how many operations ended how."""
+    writers = [site.start(lambda n=n: write_on(site, n)) for n in range(WRITERS)]
+    site.wait_for("ready", WRITERS)
+    for how in disturb:
+        site.wait_for("told", len(site.heard("told")) + 40)
+        DISTURBANCES[how](server)
+    site.wait_for("told", len(site.heard("told")) + 40)
+    (site.folder / "end").touch()
+    site.all_end_well(*writers)
+
+    acknowledged = {name for name, _, is_receipt in site.heard("told") if is_receipt}
+    with site.open() as memory:
+        kept = {
+            name: hasattr(memory.operation(name), "receipt")
+            for name in acknowledged | {*site.heard("unknown"), *site.heard("failed")}
+        }
+        with memory._parts.log.reading() as store:
+            positions = [row.position for row in store.rows(0, 1_000_000)]
+        assert memory.audit.verify(with_index=True).findings == ()
+    assert [name for name in acknowledged if not kept[name]] == []
+    assert [name for name in site.heard("failed") if kept[name]] == []
+    assert positions == [*range(1, len(positions) + 1)]
+    return {name: len(site.heard(name)) for name in ("told", "unknown", "failed")}
+
+
+def kill_backends(server: PostgresServer) -> None:
+    with psycopg.connect(server.owner_url, autocommit=True) as raw:
+        raw.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND usename = 'memoranda'"
+        )
+
+
+def kill_one_hard(server: PostgresServer) -> None:
+    """SIGKILL of one backend: the server ends all the others and recovers from its log."""
+    with psycopg.connect(server.owner_url, autocommit=True) as raw:
+        row = raw.execute(
+            "SELECT pid FROM pg_stat_activity WHERE usename = 'memoranda' LIMIT 1"
+        ).fetchone()
+    assert row is not None
+    os.kill(row[0], signal.SIGKILL)
+
+
+def stop_at_once(server: PostgresServer) -> None:
+    server.stop(signal.SIGQUIT)
+    server.start()
+
+
+def kill_server(server: PostgresServer) -> None:
+    server.stop(signal.SIGKILL)
+    server.start()
+
+
+DISTURBANCES = {
+    "backends": kill_backends,
+    "one backend, hard": kill_one_hard,
+    "immediate stop": stop_at_once,
+    "server killed": kill_server,
+}
+
+
+def test_whatever_ends_the_server_nothing_acknowledged_is_lost_and_the_rest_is_told_by_id(
+    own_site, own_server, exhaustive
+):
+    ended = after_writing(own_site, own_server, [*DISTURBANCES] * (10 if exhaustive else 1))
+
+    assert ended["told"] > 150
+    assert ended["unknown"] + ended["failed"] > 0
+
+
+def test_a_reader_that_follows_sees_every_event_once_and_in_order(own_site, exhaustive):
+    wanted = EVENTS_EXHAUSTIVE if exhaustive else EVENTS
+    own_site.said("so many", wanted)
+
+    def follow() -> None:
+        seen, last = 0, 0
+        with own_site.open() as memory:
+            own_site.said("ready", "reader")
+            while seen < wanted:
+                with memory._parts.log.reading() as store:
+                    rows = store.rows(last, 500)
+                for row in rows:
+                    assert row.position == last + 1
+                    last, seen = row.position, seen + 1
+        own_site.said("followed", seen)
+
+    def write(number: int) -> None:
+        share = wanted // WRITERS + 1
+        with own_site.open() as memory:
+            own_site.wait_for("ready")
+            for first in range(0, share, 20):
+                requests = [
+                    {"name": "publish", "operation_id": f"op-{number}-{n}", "key": f"{number} {n}",
+                     "content": f"fact {n}"}
+                    for n in range(first, min(first + 20, share))
+                ]  # fmt: skip
+                assert all(hasattr(it, "position") for it in memory.commit_many(requests))
+
+    reader = own_site.start(follow)
+    writers = [own_site.start(lambda n=n: write(n)) for n in range(WRITERS)]
+    own_site.all_end_well(reader, *writers)
+
+    assert own_site.heard("followed")[0] >= wanted
+
+
+# -- the second wall ------------------------------------------------------------------------------
+
+
+def two_people(url: str, folder: Path) -> None:
+    for space in ("us_alice", "us_bob"):
+        with open_memory(space, data=folder / "data", state=folder / "state", engine=url) as memory:
+            memory.publish("home", f"{space} lives in Kyoto")
+
+
+def spaces_seen(url: str, *, named: str | None) -> set[str]:
+    """What a query shows whose author forgot to filter by space."""
+    with psycopg.connect(url) as raw:
+        if named:
+            raw.execute("SELECT set_config('memoranda.space', %s, true)", (named,))
+        return {space for table in ("heads", "events", "tags", "bodies")
+                for (space,) in raw.execute(f"SELECT space FROM {table}")}  # fmt: skip
+
+
+def test_a_query_without_its_filter_shows_nobody_elses_rows(url, server, tmp_path):
+    two_people(url, tmp_path)
+
+    assert spaces_seen(url, named="us_alice") == {"us_alice"}
+    assert spaces_seen(url, named=None) == set()
+    owner = url.replace("user=memoranda", f"user={server.owner_url.rpartition('=')[2]}")
+    assert spaces_seen(owner, named=None) == {"us_alice", "us_bob"}  # no policy binds the owner
+
+
+def test_a_missing_filter_in_the_product_itself_is_stopped(url, tmp_path, monkeypatch):
+    two_people(url, tmp_path)
+    from memoranda.ledger import sql_log
+
+    unfiltered = sql_log._COLUMNS.replace("b.space = e.space AND ", "")
+    monkeypatch.setattr(sql_log, "_COLUMNS", unfiltered)
+    monkeypatch.setattr(
+        sql_log.SQLSnapshot,
+        "read",
+        lambda self, *_: [
+            sql_log._row(row)
+            for row in self._connection.execute(f"SELECT {unfiltered} WHERE true").fetchall()
+        ],
+    )
+    space = PostgresSpace(url, "us_alice")
+    with (
+        closing(space.recorder(SpaceLock(tmp_path / "lock", 1.0), Stamps())) as recorder,
+        recorder.reading() as snapshot,
+    ):
+        rows = snapshot.read()
+
+    assert len(rows) == snapshot.head.position
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE events SET header = ''",
+        "DELETE FROM events WHERE position = 2",
+        "UPDATE tags SET tag = 'op:other'",
+        "DELETE FROM tags",
+        "UPDATE bodies SET sealed = ''",
+        "DELETE FROM heads WHERE space = 'us_bob'",
+        "DELETE FROM bodies WHERE space = 'us_bob'",
+    ],
+)
+def test_what_no_policy_allows_changes_no_row(url, tmp_path, statement):
+    two_people(url, tmp_path)
+
+    with psycopg.connect(url) as raw:
+        raw.execute("SELECT set_config('memoranda.space', 'us_alice', true)")
+        assert raw.execute(statement).rowcount == 0
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            raw.execute("INSERT INTO tags VALUES ('us_bob', 'op:x', 'x/1', 1)")
+
+
+# -- servers that will not do ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["fsync", "synchronous_commit"])
+def test_a_server_that_may_lose_what_it_acknowledged_is_refused(own_server, tmp_path, setting):
+    with psycopg.connect(own_server.owner_url, autocommit=True) as raw:
+        raw.execute(f"ALTER SYSTEM SET {setting} = off")
+        raw.execute("SELECT pg_reload_conf()")
+    stop_at_once(own_server)
+
+    with pytest.raises(RefusedError, match=setting):
+        open_memory(SPACE, data=tmp_path, state=tmp_path / "state", engine=own_server.url)
+
+
+def test_a_server_that_is_not_there_is_refused_without_a_word_of_its_address(tmp_path):
+    engine = f"postgresql://someone:hunter2@/memoranda?host={tmp_path}"
+
+    with pytest.raises(RefusedError) as caught:
+        open_memory(SPACE, data=tmp_path / "data", state=tmp_path / "state", engine=engine)
+
+    assert caught.value.refused.refusal is Refusal.SERVICE_UNAVAILABLE
+    assert caught.value.refused.field == "engine"
+    assert "hunter2" not in f"{caught.value!r} {caught.value}"
+    assert "hunter2" not in repr(load_settings(engine=engine))
+
+
+def test_tables_of_another_program_and_of_a_newer_version_are_left_alone(url, tmp_path):
+    folders = {"data": tmp_path / "data", "state": tmp_path / "state"}
+    with psycopg.connect(url, autocommit=True) as raw:
+        raw.execute("CREATE TABLE heads (position integer)")
+        with pytest.raises(RefusedError) as foreign:
+            open_memory(SPACE, **folders, engine=url)
+        raw.execute("COMMENT ON TABLE heads IS 'memoranda schema 2'")
+        with pytest.raises(RefusedError) as newer:
+            open_memory(SPACE, **folders, engine=url)
+        left = raw.execute("SELECT count(*) FROM heads").fetchone()
+
+    assert foreign.value.refused.refusal is Refusal.SPACE_UNKNOWN
+    assert newer.value.refused.refusal is Refusal.SCHEMA_NEWER
+    assert left == (0,)
+
+
+# -- forgetting, and from one engine to the other -------------------------------------------------
+
+
+def test_a_forget_says_what_the_server_still_holds_and_that_nothing_opens_it(url, tmp_path):
+    with open_memory("me", data=tmp_path / "d", state=tmp_path / "s", engine=url) as memory:
+        made = memory.publish("home", "I live in Kyoto")
+        answer = memory.forget(made.record_id, 1)
+
+        assert answer.erased_at is not None
+        (server,) = answer.copies
+        assert "vacuumed" in server
+        assert "no key opens" in server
+        assert memory.remnants("Kyoto").remnants == ()
+
+
+@pytest.mark.parametrize(("of", "to"), [("server", "file"), ("file", "server")])
+def test_a_backup_of_one_engine_is_restored_into_the_other(url, tmp_path, of, to):
+    engines = {"server": {"engine": url}, "file": {}}
+    old = {"data": tmp_path / "old", "state": tmp_path / "old state", **engines[of]}
+    with open_memory("me", **old) as memory:
+        code = memory.recovery_code
+        kept, gone = memory.publish("home", "Kyoto"), memory.publish("work", "Osaka")
+        memory.backup(tmp_path / "backup")
+        memory.forget(gone.record_id, 1)
+
+    new = {"data": tmp_path / "new", "state": tmp_path / "new state", **engines[to]}
+    settings = load_settings(space="me", **new)
+    from memoranda.ledger.restoring import Asked
+
+    report = restore(settings, Stamps(now=lambda: T0), tmp_path / "backup", Asked(code=code))
+
+    assert report.is_served, report
+    assert report.forgotten_again == 1
+    with open_memory("me", **new) as memory:
+        assert memory.read(kept.record_id).record.content == "Kyoto"
+        assert memory.read(gone.record_id, include_inactive=True).record.status == "forgotten"
+        assert memory.audit.verify(with_index=True).findings == ()
+
+
+def test_a_fork_opens_connections_of_its_own(url, tmp_path):
+    site = Site(tmp_path, {"engine": url})
+    with site.open() as parent:
+        parent.publish("home", "Kyoto")
+
+        def write() -> None:
+            with site.open() as memory:
+                assert hasattr(memory.publish("work", "Osaka"), "position")
+
+        site.all_end_well(site.start(write))
+        assert {it.record.content for it in parent.records()} == {"Kyoto", "Osaka"}
+    with suppress(MemorandaError):
+        parent.close()

@@ -1,0 +1,94 @@
+"""Writers on one PostgreSQL server, whole commits, against raw one-row inserts of the same run."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import psycopg
+
+from memoranda.ledger.errors import Refused
+from memoranda.tools.benchmarks.workload import FACT, scratch
+from memoranda.tools.memory import open_memory
+from memoranda.tools.postgres_server import PostgresServer
+
+WARM = -1
+"""The number of the writer that makes the space of one person."""
+
+COMMITS = 1600
+"""Commits of each run, over all its writers."""
+
+Work = Callable[[int], Callable[[], object]]
+"""Prepares a writer by its number; what it gives back does one commit."""
+
+
+def run() -> Iterator[str]:
+    """The rates of many people and of one, each beside as many raw writers."""
+    with scratch() as folder, PostgresServer.passing() as server:
+        yield from _rates(server, folder)
+
+
+def _rates(server: PostgresServer, folder: Path) -> Iterator[str]:
+    with psycopg.connect(server.url, autocommit=True) as raw:
+        raw.execute("CREATE TABLE facts (id bigserial PRIMARY KEY, fact text)")
+
+    def insert(_: int) -> Callable[[], object]:
+        connection = psycopg.connect(server.url, autocommit=True)
+        return lambda: connection.execute("INSERT INTO facts (fact) VALUES (%s)", (FACT,))
+
+    def people(number: int) -> Callable[[], object]:
+        return _publishing(server.url, folder, f"person-{number}", number)
+
+    def person(number: int) -> Callable[[], object]:
+        return _publishing(server.url, folder, "person", number)
+
+    _publishing(server.url, folder, "person", WARM)
+    for writers, work, what, limit in (
+        (32, people, "32 people", "0.25, aim 0.4"),
+        (8, person, "8 writers on one", "0.10"),
+    ):
+        raw_rate, rate = _rate(writers, insert), _rate(writers, work)
+        yield f"raw, {writers:2} writers     {raw_rate:8.0f} a second"
+        yield f"{what:20}{rate:8.0f} a second"
+        yield f"rate against raw    {rate / raw_rate:8.2f} (at least {limit})"
+
+
+def _publishing(url: str, folder: Path, space: str, number: int) -> Callable[[], object]:
+    memory = open_memory(space, data=folder / "data", state=folder / "state", engine=url)
+    turns = iter(range(COMMITS))
+
+    def publish() -> None:
+        turn = next(turns)
+        answer = memory.publish(f"{number}/{turn}", FACT.format(turn))
+        assert not isinstance(answer, Refused), answer
+
+    publish()
+    return publish
+
+
+def _rate(writers: int, work: Work) -> float:
+    """Commits a second of so many processes, from the moment when all are ready."""
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(writers + 1)
+    processes = [
+        context.Process(target=_write, args=(work, number, writers, start))
+        for number in range(writers)
+    ]
+    for process in processes:
+        process.start()
+    start.wait()
+    began = time.perf_counter()
+    for process in processes:
+        process.join()
+    assert not any(process.exitcode for process in processes)
+    return COMMITS / (time.perf_counter() - began)
+
+
+def _write(work: Work, number: int, writers: int, start: Barrier) -> None:
+    commit = work(number)
+    start.wait()
+    for _ in range(COMMITS // writers):
+        commit()
+    os._exit(0)  # closing is not what is measured
