@@ -27,7 +27,8 @@ from memoranda.ledger.log import Log
 from memoranda.ledger.protection import Held
 from memoranda.ledger.replaying import Replayed
 from memoranda.ledger.sealed_store import DecidingStore
-from memoranda.ledger.sqlite_log import SQLiteRecorder, SQLiteTransaction
+from memoranda.ledger.sql_log import SQLTransaction
+from memoranda.ledger.sqlite_log import SQLiteRecorder
 
 ACTIONS = 80
 SEEDS = 12
@@ -90,7 +91,7 @@ def the_receipt_follows_its_record(patch: pytest.MonkeyPatch) -> None:
     whole = SQLiteRecorder._transaction
 
     @contextmanager
-    def torn(recorder: SQLiteRecorder) -> Iterator[SQLiteTransaction]:
+    def torn(recorder: SQLiteRecorder) -> Iterator[SQLTransaction]:
         execute = recorder._writer.execute
         with whole(recorder) as transaction:
             start = transaction.head.position
