@@ -170,6 +170,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="higher counts, for nights and releases"
     )
+    parser.addoption(
+        "--engines", action="store_true", help="every test on every engine that it can run on"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -190,9 +193,22 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--exhaustive"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of SQLite's own files run on that engine alone."""
-    items[:] = [it for it in items if not (it.get_closest_marker("sqlite") and on_postgres(it))]
+ON_BOTH = {
+    "capture", "conflicts", "forget", "kills", "processes", "protocol", "races", "records",
+}  # fmt: skip
+"""What the gate runs on both engines: the log, the protocol, forgetting, races and crashes."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of SQLite's own files run on that engine alone; `--engines` runs all others on both."""
+    everywhere = config.getoption("--engines")
+
+    def is_run(item: pytest.Item) -> bool:
+        module = item.path.stem.removeprefix("test_")
+        is_both = (everywhere or module in ON_BOTH) and not item.get_closest_marker("sqlite")
+        return is_both or not on_postgres(item)
+
+    items[:] = [item for item in items if is_run(item)]
 
 
 def on_postgres(item: pytest.Item) -> bool:
