@@ -1147,6 +1147,6 @@ def test_the_doctor_says_what_is_missing_and_when_all_is_well(run: Terminal) -> 
     well = run("doctor", "--json")
 
     assert ill.code == 4
-    assert "recovery: no key bundle" in ill.out
+    assert "recovery: no backup is whole" in ill.out
     assert well.code == 0
     assert {check["level"] for check in well.answer["checks"]} <= {"fine", "note"}
