@@ -380,3 +380,6 @@ def test_closing_twice_is_harmless(folder, tmp_path):
 
     memory.close()
     memory.close()
+
+    with open_memory(SPACE, **folder, home=tmp_path) as again:
+        assert again.records() == ()

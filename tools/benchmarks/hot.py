@@ -31,7 +31,7 @@ def run() -> Iterator[str]:
             p99, mean = waits[int(len(waits) * 0.99)], PROCESSES / rate
             yield f"with {revisions} revisions"
             yield f"raw commit          {raw_s * 1e3:8.3f} ms"
-            yield f"rate against raw    {rate * raw_s:8.2f} (at least 0.5 on a real disk)"
+            yield f"rate against raw    {rate * raw_s:8.2f} (at least 0.5)"
             yield f"p99                 {p99 * 1e3:8.1f} ms, {p99 / mean:.1f} waits (at most 4)"
             with _open(folder) as memory:
                 _revise(memory, record_id, 1000)
