@@ -29,4 +29,4 @@ LinkedParts = tuple[str, bytes, bytes, Iterable[str]]
 
 def framed(*fields: bytes) -> bytes:
     """Fields with their lengths in front, so that no two sequences read alike."""
-    return b"".join([part for field in fields for part in (len(field).to_bytes(4), field)])
+    return b"".join([len(field).to_bytes(4) + field for field in fields])

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Status = Literal["candidate", "accepted", "retired", "rejected", "forgotten"]
 Tier = Literal["core", "detail"]
@@ -83,7 +83,7 @@ class IntentBody(OperationBody):
     key: str | None
     expected: str | None
     value: Json
-    fences: dict[str, int] = {}
+    fences: dict[str, int] = Field(default_factory=dict)
 
 
 class OperationPrepared(Header):

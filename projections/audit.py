@@ -231,9 +231,7 @@ class Verifier:
         if expected != row.chain:
             self.find(row.position, "chain", "the link does not follow from what is stored")
         # Goes on from the stored link, so that one change is one finding.
-        self._tip = self._tip._replace(
-            position=row.position, chain=row.chain, recorded_at=row.recorded_at
-        )
+        self._tip = Head(row.position, row.chain, *self._tip[2:4], row.recorded_at)
 
     def _load_tags(self, store: SealedStore, position: int) -> None:
         # Never beyond what this snapshot holds: what follows is loaded from a later one.
