@@ -406,14 +406,27 @@ class HeldWords(Body):
 class ForgetHeld(Header):
     """What a model's session forgot is held for the person, under a key of its own.
 
-    `revision` is the one that said it. It is released from `until` on, microseconds of log time.
+    `revision` is the one that said it. Its window is `since` to `until`, readings of the clock in
+    microseconds.
     """
 
     TOPIC: ClassVar[str] = "forget.held/1"
     BODY: ClassVar[type[Value] | None] = HeldWords
 
     revision: int
+    since: int
     until: int
+
+
+class ForgetDue(Header):
+    """The clock read, for the first time, beyond the window of something that is held.
+
+    One such reading may be wrong: what is held falls by a later one (`holding.ends_at`).
+    """
+
+    TOPIC: ClassVar[str] = "forget.due/1"
+
+    reading: int
 
 
 class ForgetReleased(Header):
