@@ -406,8 +406,7 @@ class HeldWords(Body):
 class ForgetHeld(Header):
     """What a model's session forgot is held for the person, under a key of its own.
 
-    `revision` is the one that said it. Its window is `since` to `until`, readings of the clock in
-    microseconds.
+    `revision` said it; the window is `since` to `until`, readings of the clock in microseconds.
     """
 
     TOPIC: ClassVar[str] = "forget.held/1"
@@ -419,10 +418,7 @@ class ForgetHeld(Header):
 
 
 class ForgetDue(Header):
-    """The clock read, for the first time, beyond the window of something that is held.
-
-    One such reading may be wrong: what is held falls by a later one (`holding.ends_at`).
-    """
+    """A reading of the clock beyond the window of what is held, which falls by a later one."""
 
     TOPIC: ClassVar[str] = "forget.due/1"
 
@@ -430,10 +426,7 @@ class ForgetDue(Header):
 
 
 class ForgetReleased(Header):
-    """What was held is let go of: its time is over, or the person said so early.
-
-    Nothing that was held up to the position `through` is held any more.
-    """
+    """What was held up to the position `through` is let go of: in time, or the person said so."""
 
     TOPIC: ClassVar[str] = "forget.released/1"
 

@@ -200,8 +200,11 @@ class Log:
             with self.deciding():
                 pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
-            self._keyring.begin_epoch(self._keyring.key_epoch + 1, keeping)
+            before = self._keyring.key_epoch
+            self._keyring.begin_epoch(before + 1, keeping)
             self._settle_keys()
+            if self._keyring.key_epoch == before:
+                raise StorageFault("the new wrapping key could not be had, so the old one stays")
             self._write_anchor(by=1)
             self.rewrite_bundles()
             return self._keyring.key_epoch

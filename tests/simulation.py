@@ -554,6 +554,10 @@ class Simulation:
             first = self.settle(last, operation)
             assert isinstance(first, AbortReceipt)
             assert self.settle(last, operation) == first
+        # A second reading beyond every window, and a whole one after the first.
+        self.passes(self.window_hours * 3600)
+        last.memory.finish_forgets()
+        self.look(last)
         assert not self.oracle.open
         assert not self.oracle.held
         assert not self.oracle.kept
