@@ -4,10 +4,11 @@ The slots say of every key epoch how its key is kept. So an unfinished rotation 
 alike whatever keeps the two keys, and another passphrase or vault is nothing but a rotation.
 """
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never, runtime_checkable
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.errors import (
@@ -29,6 +30,7 @@ SCRYPT_LOG_N_MAX, SCRYPT_BLOCKS_MAX = 20, 32
 """A slot that asks for more is an attempt to fill the memory."""
 
 PASSPHRASE_CHARACTERS_MAX = 1024
+_VAULT_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 T = TypeVar("T")
 _SALT_BYTES = 16
 _LEDGER_ID_BYTES = 8
@@ -37,6 +39,7 @@ _HEADER_BYTES = 1 + len(SCRYPT_COST) + _SALT_BYTES
 _WRAPPED_BYTES = NONCE_BYTES + KEY_BYTES + TAG_BYTES
 
 
+@runtime_checkable
 class KeyVault(Protocol):
     """A place for wrapping keys outside the slot file: a system's keyring, a key service.
 
@@ -85,7 +88,8 @@ class UnderPassphrase:
 
     def stretched(self, passphrase: str) -> bytes:
         """The key that the passphrase gives; however the letters were typed, the same."""
-        if not 1 <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
+        given: object = passphrase
+        if not (isinstance(given, str) and 1 <= len(given) <= PASSPHRASE_CHARACTERS_MAX):
             message = f"is a text of 1 to {PASSPHRASE_CHARACTERS_MAX} characters"
             raise RefusedError(_wrong_passphrase(message))
         text = unicodedata.normalize("NFC", passphrase)
@@ -115,6 +119,17 @@ class Unlocking:
     vault: str = SLOTS
     vaults: Mapping[str, KeyVault] = field(default_factory=dict)
     passphrase: Passphrase = field(default=None, repr=False)
+
+
+def refuse_odd_keys(passphrase: object, key_vault: object) -> None:
+    """Raises RefusedError (F36) for what an opening cannot be given as its passphrase or vault."""
+    if not (passphrase is None or isinstance(passphrase, str) or callable(passphrase)):
+        raise RefusedError(_wrong_passphrase("is a text, or gives one when it is called"))
+    if key_vault is not None and not (
+        isinstance(key_vault, KeyVault) and _VAULT_NAME.fullmatch(str(key_vault.name))
+    ):
+        message = "reads, writes and destroys keys, under a name of 1 to 64 of a-z 0-9 _ -"
+        raise RefusedError(Refused(Refusal.INVALID_REQUEST, "key_vault", message))
 
 
 class WrappingKeys:
@@ -194,6 +209,8 @@ class WrappingKeys:
         """A way of keeping keys in a vault, or in the slots."""
         if vault == SLOTS:
             return InSlot()
+        if vault not in list(self._vaults):
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", "is no vault known here"))
         return InVault(vault, self._stamps.entropy(_LEDGER_ID_BYTES).hex())
 
     # -- keys -------------------------------------------------------------------------------

@@ -198,7 +198,8 @@ def test_init_answers_programs_with_the_recovery_code_as_a_field(run: Terminal) 
     assert first.answer["created"] is True
     assert second.answer["created"] is False
     assert "recovery_code" not in second.answer
-    checked = run("keys", "recovery", "--check", str(first.answer["recovery_code"]))
+    code = str(first.answer["recovery_code"])
+    checked = run("keys", "recovery", "--check", given=f"{code}\n")
     assert (first.err, checked.code) == ("", 0)
 
 
@@ -599,8 +600,8 @@ def test_a_recovery_code_can_be_renewed_and_checked(run: Terminal) -> None:
     old = str(run("init", "--json").answer["recovery_code"])
 
     new = str(run("keys", "recovery", "--json").answer["recovery_code"])
-    right = run("keys", "recovery", "--check", "-", given=new.lower() + "\n")
-    wrong = run("keys", "recovery", "--check", old, "--json")
+    right = run("keys", "recovery", "--check", given=new.lower() + "\n")
+    wrong = run("keys", "recovery", "--check", "--json", given=old + "\n")
 
     assert right.code == 0
     assert (wrong.code, wrong.answer["is_valid"]) == (1, False)

@@ -1,6 +1,8 @@
 """Exports and imports: readable, complete, and never a way back for what was forgotten."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from memoranda.ledger.errors import RefusedError
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.takeover import MigrationReport
+from memoranda.projections import exporting as projection
+from memoranda.projections import feed
+from memoranda.tools import exporting
 from memoranda.tools.exporting import ExportReport
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import restore
@@ -151,6 +156,54 @@ def test_no_export_takes_the_place_of_a_file_of_the_ledgers_own(life, folder, tm
         assert (answer.code, answer.field) == ("invalid_request", "path")
 
     assert slots.read_bytes() == before
+
+
+def test_no_copy_is_put_into_the_folders_of_another_space(life, folder, opened):
+    opened("us_bob").close()
+    slots = folder["state"] / "us_bob" / "slots"
+    before = slots.read_bytes()
+
+    for path in (slots, folder["data"] / "us_bob" / "new"):
+        assert life.export(path, replace=True).field == "path"
+        assert life.backup(path).field == "destination"
+
+    assert slots.read_bytes() == before
+    assert isinstance(life.export(folder["data"] / "export.jsonl"), ExportReport)
+
+
+def test_while_an_export_is_written_others_open_read_and_commit(life, file, opened, monkeypatch):
+    written = exporting._put
+    others = []
+
+    def beside(*line: object) -> None:
+        written(*line)
+        if not others:
+            others.append(opened())
+            others[0].remember("Said in the meantime.")
+            assert others[0].search("meantime")
+
+    monkeypatch.setattr(exporting, "_put", beside)
+
+    report = life.export(file)
+
+    assert isinstance(report, ExportReport), report
+    assert "meantime" not in file.read_text()
+    assert report.position < others[0].status().position
+
+
+def test_what_is_forgotten_while_an_export_is_begun_is_not_in_it(life, file, monkeypatch):
+    tea = life.search("tea")[0].found.record.id
+
+    @contextmanager
+    def then_forget(*wanted: object) -> Iterator[object]:
+        with feed.current(*wanted) as found:
+            yield found
+        assert life.forget(tea, 2).forgotten_at
+
+    monkeypatch.setattr(projection, "current", then_forget)
+
+    assert isinstance(life.export(file), ExportReport)
+    assert OTHER not in file.read_text()
 
 
 def test_what_lies_beside_an_export_stays_as_it_is(life, file):

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -613,6 +614,8 @@ DEEDS = {
     "rebuild": lambda it: it.rebuild(),
     "passphrase": lambda it: it.set_passphrase("of somebody else"),
     "move": lambda it: it.move_keys("keyring"),
+    "doctor": lambda it: it.doctor(),
+    "bundles": lambda it: it.old_bundles(),
 }
 
 
@@ -628,5 +631,57 @@ def test_the_keys_are_the_persons_alone(memory, folder, deed, who, request):
         refused = error.refused
 
     assert refused.refusal.number == "F2"
+    assert caller.recovery_code is None
+    assert memory.recovery_code is not None
     assert (slots_of(folder).read_bytes(), rows(keys_of(folder), "SELECT * FROM keys")) == before
     assert memory.rotate_keys() == 2
+
+
+@pytest.mark.parametrize("odd", [None, 5, b"AAAA", [], {}, "\ud800", ""], ids=repr)
+def test_what_is_no_text_is_no_recovery_code_passphrase_or_vault(memory, folder, odd):
+    before = slots_of(folder).read_bytes()
+
+    assert memory.is_recovery_code(odd) is False
+    assert memory.move_keys(odd).field == "vault"
+    if odd is not None and odd != "\ud800":
+        assert memory.set_passphrase(odd).field == "passphrase"
+    assert slots_of(folder).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "odd"),
+    [
+        *(("key_vault", odd) for odd in (5, "kms", object(), SimpleNamespace(name="kms"))),
+        *(("passphrase", odd) for odd in (5, b"secret", [])),
+    ],
+)
+def test_an_opening_refuses_an_odd_vault_or_passphrase_before_it_makes_anything(
+    opened, folder, argument, odd
+):
+    with pytest.raises(RefusedError) as raised:
+        opened("us_new", **{argument: odd})
+
+    assert (raised.value.refused.code, raised.value.refused.field) == ("invalid_request", argument)
+    assert not (folder["data"] / "us_new").exists()
+
+
+def test_a_pipe_in_place_of_the_log_is_refused_at_once(opened, folder):
+    opened().close()
+    log = folder["data"] / "us_alice" / "ledger.db"
+    log.unlink()
+    os.mkfifo(log)
+
+    with pytest.raises(RefusedError) as raised:
+        opened()
+
+    assert "ledger.db is not a Memoranda file" in raised.value.refused.message
+
+
+def test_a_folder_in_place_of_the_views_is_named(opened, folder):
+    opened().close()
+    views = folder["data"] / "us_alice" / "views.db"
+    views.unlink()
+    views.mkdir()
+
+    with pytest.raises(StorageFault, match=r"^views\.db is in the way"):
+        opened()
