@@ -265,7 +265,6 @@ def assemble(
 ) -> Memory:
     """Puts the parts of one ledger together."""
     ports = attached(ports)
-    refuse_odd_keys(passphrase, key_vault)
     unlocking = unlocking_of(settings, passphrase, key_vault)
     place = replace(place_of(settings), is_restoring=is_restoring)
     with ExitStack() as opened:
@@ -322,7 +321,8 @@ def _taken_over(migration: Migration, settings: Settings) -> MigrationReport | N
 def unlocking_of(
     settings: Settings, passphrase: Passphrase, key_vault: KeyVault | None
 ) -> Unlocking:
-    """How an opening under these settings gets at the wrapping key."""
+    """How an opening under these settings gets at the wrapping key; refuses what no one can use."""
+    refuse_odd_keys(passphrase, key_vault)
     if settings.passphrase_file is not None and not isinstance(passphrase, str):
         passphrase = passphrase_in(settings.passphrase_file.expanduser())
     vaults: tuple[KeyVault, ...] = (SystemKeyring(), *([] if key_vault is None else [key_vault]))

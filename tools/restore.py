@@ -7,7 +7,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.places import path_of
 from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import Passphrase, refuse_odd_keys
+from memoranda.ledger.vaults import Passphrase
 from memoranda.projections.audit import Finding
 from memoranda.tools.memory import assemble, place_of, unlocking_of
 from memoranda.tools.settings import Settings
@@ -35,12 +35,11 @@ def restore(
     """
     try:
         backup = path_of(folder, "backup")
-        refuse_odd_keys(passphrase, None)
+        unlocking = unlocking_of(settings, passphrase, None)
     except RefusedError as error:
         return error.refused
     if asked.position is not None and type(asked.position) is not int:
         return Refused(Refusal.INVALID_REQUEST, "position", "is a position of the log")
-    unlocking = unlocking_of(settings, passphrase, None)
     restoring = Restoring(place_of(settings), stamps, settings.host, unlocking)
     restored = restoring.begin(backup, asked)
     if isinstance(restored, Refused):
