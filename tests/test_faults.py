@@ -13,8 +13,8 @@ from tests.sites import Site
 
 from memoranda.ledger.bundles import FILE_NAME
 
-STRIDE = 7
-"""The gate takes every seventh fault; a number that no count of modes divides."""
+STRIDE = 11
+"""The gate takes every eleventh fault; a number that no count of modes divides."""
 
 WORKERS = min(4, os.cpu_count() or 1)
 ROOT = Path(__file__).parents[1]
