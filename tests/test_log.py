@@ -28,7 +28,7 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.receipts import Receipt
-from memoranda.ledger.recorder import Snapshot
+from memoranda.ledger.recorder import Asked, Snapshot
 from memoranda.ledger.sqlite_files import APPLICATION_ID, SpaceLock
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import microseconds
@@ -195,7 +195,7 @@ def test_a_selector_costs_the_same_however_long_the_log_is(recorder):
         return steps, statements
 
     queries = {
-        "newest under a hot tag": lambda log: log.latest([("t:hot", ["thing.happened/1"])]),
+        "newest under a hot tag": lambda log: log.under([Asked("t:hot", ["thing.happened/1"])]),
         "all under a rare tag": lambda log: log.read(
             DCBQuery([DCBQueryItem(["thing.happened/1"], ["t:rare"])])
         ),

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
+from eventsourcing.dcb.api import DCBEvent
 from tests.conftest import RAM, T0
 from tests.sites import SPACE, Site, told
 
@@ -20,13 +23,14 @@ from memoranda.ledger.errors import (
 )
 from memoranda.ledger.postgres_log import PostgresSpace
 from memoranda.ledger.sqlite_files import SpaceLock
-from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.tools.memory import open_memory
 from memoranda.tools.postgres_server import PostgresServer
 from memoranda.tools.restore import restore
 from memoranda.tools.settings import load_settings
 
 WRITERS = 8
+WAITERS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 EVENTS = 3_000
 EVENTS_EXHAUSTIVE = 30_000
 
@@ -176,6 +180,36 @@ def test_a_reader_that_follows_sees_every_event_once_and_in_order(own_site, exha
     own_site.all_end_well(reader, *writers)
 
     assert own_site.heard("followed")[0] >= wanted
+
+
+def test_who_waited_for_the_head_goes_on_from_the_time_of_the_event_that_came_meanwhile(
+    url, tmp_path
+):
+    late = T0 + timedelta(hours=1)
+    hosts = [
+        PostgresSpace(url, SPACE).recorder(
+            SpaceLock(tmp_path / name, 10.0), Stamps(now=lambda t=t: t)
+        )
+        for name, t in (("one", late), ("other", T0))
+    ]
+    found = []
+
+    def wait() -> None:
+        with hosts[1].deciding() as transaction:
+            found.append((transaction.head.recorded_at, transaction.now))
+
+    waiter = threading.Thread(target=wait)
+    with closing(hosts[0]) as one, closing(hosts[1]), psycopg.connect(url, autocommit=True) as raw:
+        one.append([DCBEvent("thing.happened/1", b"{}", [])])
+        with one.deciding() as transaction:
+            waiter.start()
+            while not raw.execute(WAITERS).fetchone():
+                assert waiter.is_alive()
+            transaction.append([DCBEvent("thing.happened/1", b"{}", [])])
+        waiter.join()
+
+    second = microseconds(late) + 1
+    assert found == [(second, second + 1)]
 
 
 # -- the second wall ------------------------------------------------------------------------------
