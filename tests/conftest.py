@@ -5,15 +5,16 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psycopg
 import pytest
 from tests.sites import Site
+from tests.tables import TABLES, Folders, Tables
 
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.postgres_log import PostgresSpace
@@ -69,19 +70,22 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def tables(server: PostgresServer) -> Iterator[tuple[str, Callable[[], None]]]:
+def fresh(server: PostgresServer) -> Iterator[Callable[[], str]]:
+    """Makes a place for tables apart from all others, which lasts as long as the run; its URL."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(server.schema())
+
+
+@pytest.fixture(scope="session")
+def shared(fresh: Callable[[], str]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Tables on the server that every test finds empty, and how to empty them.
 
     To make them anew would take longer than most tests.
     """
-    with server.schema() as url, psycopg.connect(as_owner(url), autocommit=True) as owner:
-        PostgresSpace(url, "us_alice").exists()  # makes them
-
-        def empty() -> None:
-            owner.execute("DELETE FROM heads; DELETE FROM events; DELETE FROM tags")
-            owner.execute("DELETE FROM bodies")
-
-        yield url, empty
+    url = fresh()
+    PostgresSpace(url, "us_alice").exists()  # makes them
+    with psycopg.connect(as_owner(url), autocommit=True) as owner:
+        yield url, lambda: owner.execute("".join(f"DELETE FROM {it};" for it in TABLES))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -89,22 +93,21 @@ def engine(request: pytest.FixtureRequest) -> dict[str, str]:
     """Where the log of the test is kept, as an argument of `open_memory`."""
     if request.param == "sqlite":
         return {}
-    url, empty = request.getfixturevalue("tables")
+    url, empty = request.getfixturevalue("shared")
     empty()
     return {"engine": url}
-
-
-class Folders(dict[str, Path | str]):
-    """Where a ledger is: its values are the folders that a test looks through."""
-
-    def values(self) -> Any:
-        return [it for it in super().values() if isinstance(it, Path)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, engine: dict[str, str]) -> dict[str, Path | str]:
     """The two folders of a ledger and its engine, as arguments of `open_memory`."""
     return Folders({"data": tmp_path / "data", "state": tmp_path / "state", **engine})
+
+
+@pytest.fixture
+def tables(request: pytest.FixtureRequest, folder: dict[str, Path | str]) -> Tables:
+    """The tables of the test's log, behind its ledger's back."""
+    return Tables(folder, request.getfixturevalue("fresh") if "engine" in folder else None)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,22 @@ def forget(memory: Memory, content: str = FACT, **more: object) -> ForgetReceipt
     return receipt
 
 
+@contextmanager
+def reader_of(folder: dict[str, Path]) -> Iterator[None]:
+    """Somebody who has an old state of a file in view."""
+    keys = folder["data"] / "us_alice" / "keys.db"
+    with closing(sqlite3.connect(f"{keys.as_uri()}?mode=ro", uri=True)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM keys").fetchone() > (0,)
+        yield
+
+
 # -- honest receipts ------------------------------------------------------------------------------
 
 
-@pytest.mark.sqlite
-def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(memory, primary):
+def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(
+    memory, primary, tables
+):
     made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
 
     receipt = memory.forget(made.record_id, 1)
@@ -51,24 +63,18 @@ def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(m
     assert receipt.erased_at is not None
     assert receipt.erased_at >= receipt.forgotten_at
     assert receipt.pending == ()
-    assert receipt.copies == (f"the captured message {REF}42",)
+    assert receipt.copies == (f"the captured message {REF}42", *tables.leftover)
 
 
-@pytest.mark.sqlite
-def test_with_its_sources_a_forget_leaves_no_copy(memory, primary):
+def test_with_its_sources_a_forget_leaves_no_copy(memory, primary, tables):
     made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
 
-    assert memory.forget(made.record_id, 1, with_sources=True).copies == ()
+    assert memory.forget(made.record_id, 1, with_sources=True).copies == tables.leftover
 
 
-@pytest.mark.sqlite
 def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says_so(memory, folder):
     made = memory.publish("a fact", FACT)
-    log = folder["data"] / "us_alice" / "ledger.db"
-    with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
-        reader.execute("BEGIN")
-        assert reader.execute("SELECT count(*) FROM events").fetchone() > (0,)
-
+    with reader_of(folder):
         receipt = memory.forget(made.record_id, 1, operation_id="op-forget")
 
         assert receipt.erased_at is None
@@ -82,17 +88,13 @@ def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says
     assert again.pending == ()
 
 
-@pytest.mark.sqlite
 def test_an_erasure_that_was_held_up_is_finished_by_the_next_commit_or_opening(
     opened, world, folder
 ):
     for finish in ("commit", "opening"):
         memory = opened()
         made = memory.publish(f"a fact {finish}", FACT)
-        log = folder["data"] / "us_alice" / "ledger.db"
-        with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
-            reader.execute("BEGIN")
-            reader.execute("SELECT count(*) FROM events").fetchone()
+        with reader_of(folder):
             pending = memory.forget(made.record_id, 1, operation_id=f"op-{finish}")
             assert pending.erased_at is None
             world.move(seconds=10)
@@ -186,12 +188,14 @@ def copies(folder: dict[str, Path], place: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [0, 5], ids=["rolled back", "forked"])
-@pytest.mark.sqlite
-def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(opened, folder, tmp_path, other):
+def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(
+    opened, folder, tables, tmp_path, other
+):
     memory = opened()
     memory.remember("one")
     memory.close()
     copies(folder, tmp_path / "kept")
+    put_back = tables.kept()
     memory = opened()
     memory.remember("two")
     memory.close()
@@ -199,6 +203,7 @@ def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(opened, folder,
     kept = anchor.read_bytes()
     shutil.rmtree(folder["data"])
     shutil.copytree(tmp_path / "kept", folder["data"])
+    put_back()
     if other:
         anchor.unlink()
         memory = opened()
@@ -222,11 +227,11 @@ def test_a_damaged_anchor_is_a_finding_of_the_opening(opened, folder):
         opened()
 
 
-@pytest.mark.sqlite
-def test_a_log_that_went_missing_beside_its_anchor_is_not_begun_anew(opened, folder):
+def test_a_log_that_went_missing_beside_its_anchor_is_not_begun_anew(opened, folder, tables):
     memory = opened()
     memory.remember("one")
     memory.close()
+    tables.lose()
     shutil.rmtree(folder["data"])
 
     with pytest.raises(RefusedError, match="missing or empty"):
@@ -458,11 +463,12 @@ def test_only_the_person_forgets_many_and_must_say_which(memory, primary, task_7
 
 
 def place_of(folder: dict[str, Path]) -> Place:
-    return Place.of("us_alice", folder["data"], folder["state"])
+    return Place.of("us_alice", **folder)
 
 
-@pytest.mark.sqlite
-def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, world, folder):
+def test_a_whole_space_ends_and_its_chain_verifies_without_keys(
+    opened, memory, world, folder, tables
+):
     memory.remember(FACT)
     before = memory.audit.verify()
     secrets = slots_of(folder).read()
@@ -479,11 +485,9 @@ def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, 
     files = [path for root in folder.values() for path in root.rglob("*") if path.is_file()]
     for text in (FACT.encode(), b"Please answer me", *secrets.values()):
         assert not any(text in path.read_bytes() for path in files)
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as raw:
-        assert raw.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
+    assert tables.rows("SELECT * FROM bodies") == []
 
 
-@pytest.mark.sqlite
 def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, world, folder):
     assert not isinstance(memory.forget_space("us_alice"), Refused)
 
@@ -603,7 +607,6 @@ ENDING = ("forgotten", "bundles-destroyed", "keys-removed", "slots-destroyed")
 
 
 @pytest.mark.parametrize("step", [f"space:{it}" for it in ENDING])
-@pytest.mark.sqlite
 def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     opened, memory, world, folder, step, tmp_path
 ):
