@@ -89,13 +89,23 @@ def shared(fresh: Callable[[], str]) -> Iterator[tuple[str, Callable[[], None]]]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def engine(request: pytest.FixtureRequest) -> dict[str, str]:
+def empty_engine(request: pytest.FixtureRequest) -> Callable[[], dict[str, str]]:
+    """Gives the place of the test's log, as an argument of `open_memory`, with nothing in it."""
+
+    def emptied() -> dict[str, str]:
+        if request.param == "sqlite":
+            return {}
+        url, empty = request.getfixturevalue("shared")
+        empty()
+        return {"engine": url}
+
+    return emptied
+
+
+@pytest.fixture
+def engine(empty_engine: Callable[[], dict[str, str]]) -> dict[str, str]:
     """Where the log of the test is kept, as an argument of `open_memory`."""
-    if request.param == "sqlite":
-        return {}
-    url, empty = request.getfixturevalue("shared")
-    empty()
-    return {"engine": url}
+    return empty_engine()
 
 
 @pytest.fixture
@@ -190,9 +200,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="higher counts, for nights and releases"
     )
-    parser.addoption(
-        "--engines", action="store_true", help="every test on every engine that it can run on"
-    )
 
 
 @pytest.fixture(scope="session")
@@ -213,22 +220,9 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--exhaustive"))
 
 
-ON_BOTH = {
-    "capture", "conflicts", "forget", "kills", "processes", "protocol", "races", "records",
-}  # fmt: skip
-"""What the gate runs on both engines: the log, the protocol, forgetting, races and crashes."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of SQLite's own files run on that engine alone; `--engines` runs all others on both."""
-    everywhere = config.getoption("--engines")
-
-    def is_run(item: pytest.Item) -> bool:
-        module = item.path.stem.removeprefix("test_")
-        is_both = (everywhere or module in ON_BOTH) and not item.get_closest_marker("sqlite")
-        return is_both or not on_postgres(item)
-
-    items[:] = [item for item in items if is_run(item)]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test runs on both engines, but for what is said to be of SQLite alone."""
+    items[:] = [it for it in items if not (it.get_closest_marker("sqlite") and on_postgres(it))]
 
 
 def on_postgres(item: pytest.Item) -> bool:

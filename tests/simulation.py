@@ -20,6 +20,7 @@ from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, ForgetReceipt, Receipt
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.rules import ABORTED
+from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import moment_of
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import restore
@@ -605,10 +606,13 @@ def drop(memory: Memory) -> None:
     """What a kill does to a process: its files are closed, and nothing is written any more."""
     parts = memory._parts
     recorder = parts.log._recorder
-    for connection in (
-        recorder._reader, recorder._writer, parts.log._keyring._connection, parts.views._connection
-    ):  # fmt: skip
-        connection.close()
+    if isinstance(recorder, SQLiteRecorder):
+        recorder._reader.close()
+        recorder._writer.close()
+    else:
+        recorder.close()
+    parts.log._keyring._connection.close()
+    parts.views._connection.close()
 
 
 def hired(trouble: Callable[[], None]) -> Company:
