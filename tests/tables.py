@@ -33,9 +33,12 @@ class Tables:
     """What somebody can do who holds the file of a log, or owns the server that keeps it."""
 
     def __init__(
-        self, folder: Mapping[str, Path | str], fresh: Callable[[], str] | None = None
+        self,
+        folder: Mapping[str, Path | str],
+        fresh: Callable[[], str] | None = None,
+        space: str = SPACE,
     ) -> None:
-        self._file = Path(folder["data"]) / SPACE / "ledger.db"
+        self._file = Path(folder["data"]) / space / "ledger.db"
         self._folder = Folders(folder)
         self._fresh = fresh
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.conftest import RAM, T0
+from tests.residue import Traces, hits, in_clear
 from tests.sites import SPACE, Site, told
 
 from memoranda.ledger.errors import (
@@ -308,6 +309,25 @@ def test_a_forget_says_what_the_server_still_holds_and_that_nothing_opens_it(url
         assert "vacuumed" in server
         assert "no key opens" in server
         assert memory.remnants("Kyoto").remnants == ()
+
+
+def test_no_file_of_the_server_says_anything_readable_before_a_forget_or_after_it(
+    own_server, tmp_path
+):
+    text = "quixotry under moonflowers"
+    with open_memory(SPACE, data=tmp_path / "d", state=tmp_path / "s", engine=own_server.url) as me:
+        said = {"session": "s", "seq": 1, "role": "user", "text": f"I said: {text}"}
+        assert len(list(me.capture([said]))) == 1
+        made = me.publish(text, text)
+        traces = Traces().add(me, text)
+        sealed, others = traces.sealed, (traces.all - traces.sealed) | in_clear(text)
+        for _ in ("before", "after"):
+            own_server.stop()  # in order, so that all it has is in its files
+            # The control: it is what was sealed that they hold, until they are vacuumed.
+            assert hits(sealed, own_server.data / "base")
+            assert hits(others, own_server.data) == set()
+            own_server.start()
+            assert me.forget(made.record_id, 1, operation_id="op-f").erased_at is not None
 
 
 @pytest.mark.parametrize(("of", "to"), [("server", "file"), ("file", "server")])
