@@ -781,6 +781,7 @@ def test_a_disk_that_takes_nothing_is_a_fault(run: Terminal) -> None:
     assert json.loads(out)["error"]["code"] == "fault"
 
 
+@pytest.mark.sqlite("a file that may not grow")
 def test_a_fault_at_the_durable_write_is_an_unknown_outcome(run: Terminal) -> None:
     run("init")
     # Large and without pattern, so that the write-ahead log outgrows what the disk takes.
