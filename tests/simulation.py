@@ -2,7 +2,7 @@
 
 import random  # noqa: TID251  # seeded dice, no entropy
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,8 @@ class Process:
 class Simulation:
     """One seed's world. `steps` counts the ledger's steps and the actions between them."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.root, self.lives = folder, 0
+    def __init__(self, folder: Path, seed: int, engine: Mapping[str, str] | None = None) -> None:
+        self.root, self.lives, self.engine = folder, 0, engine or {}
         self.dice, self.world = random.Random(seed), World()
         self.sent: list[Intent] = []
         self.receipts: dict[str, Receipt | AbortReceipt] = {}
@@ -201,7 +201,7 @@ class Simulation:
             process.memory = None
         folder = self.folder
         process.memory = open_memory(
-            "us_alice", data=folder / "data", state=folder / "state", home=folder,
+            "us_alice", data=folder / "data", state=folder / "state", home=folder, **self.engine,
             stamps=self.world.stamps, host=process.host, ports=process.ports,
             forget_window_hours=self.window_hours,
         )  # fmt: skip
