@@ -115,6 +115,15 @@ def folder(tmp_path: Path, engine: dict[str, str]) -> dict[str, Path | str]:
 
 
 @pytest.fixture
+def elsewhere(
+    request: pytest.FixtureRequest, folder: dict[str, Path | str], tmp_path: Path
+) -> Folders:
+    """Where another ledger is, on the same engine."""
+    engine = {"engine": request.getfixturevalue("fresh")()} if "engine" in folder else {}
+    return Folders({"data": tmp_path / "data 2", "state": tmp_path / "state 2", **engine})
+
+
+@pytest.fixture
 def tables(request: pytest.FixtureRequest, folder: dict[str, Path | str]) -> Tables:
     """The tables of the test's log, behind its ledger's back."""
     return Tables(folder, request.getfixturevalue("fresh") if "engine" in folder else None)

@@ -69,9 +69,9 @@ def test_a_backup_without_a_whole_copy_of_the_log_is_a_finding(healthy, tmp_path
     assert findings(healthy) == {}
 
 
-def test_another_ledgers_bundle_is_none_of_this_one(healthy, opened, tmp_path):
+def test_another_ledgers_bundle_is_none_of_this_one(healthy, opened, elsewhere, tmp_path):
     shutil.rmtree(tmp_path / "away")
-    with opened(data=tmp_path / "data 2", state=tmp_path / "state 2") as other:
+    with opened(**elsewhere) as other:
         while other.status().key_epoch < healthy.status().key_epoch:
             other.rotate_keys()
         other.backup(tmp_path / "away")
