@@ -303,7 +303,8 @@ class Log:
             copies = end_keys(self.place, self._vault, self._stamps)
             self.is_closed = True
             self._recorder.close()
-            return SpaceEnded(keys=keys, copies=copies)
+            outside = (self.engine.leftover,) if self.engine.leftover else ()
+            return SpaceEnded(keys=keys, copies=(*copies, *outside))
 
     # -- opening ----------------------------------------------------------------------------
 

@@ -190,8 +190,7 @@ def test_a_host_that_owns_the_conversation_holds_nothing_less(opened):
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
-def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened):
+def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened, tables):
     record_id = known(agent, sources=[f"{REF}42"], operation_id="op-made")
     position = person.status().position
 
@@ -201,10 +200,11 @@ def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened):
     assert person.status().position == position
     assert content_of(person, record_id) == FACT
     # The person's own takes them, and without a window so does the primary session's.
-    assert forgotten(person, record_id, with_sources=True).copies == ()
+    assert forgotten(person, record_id, with_sources=True).copies == tables.leftover
     again = agent.publish("other", "Chinese", sources=[f"{REF}88"])
     bare = opened().acting_as(agent.caller)
-    assert forgotten(bare, again.record_id, with_sources=True, operation_id="op-w").copies == ()
+    taken = forgotten(bare, again.record_id, with_sources=True, operation_id="op-w")
+    assert taken.copies == tables.leftover
     # What was decided answers its retry, whatever the window is by then.
     assert agent.forget(again.record_id, 1, with_sources=True, operation_id="op-w").replayed
 
@@ -639,7 +639,7 @@ def test_the_person_may_end_every_window_at_once(person, agent):
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("it says itself which statements it runs")
 def test_a_commit_costs_the_same_however_much_is_held(person, agent):
     def statements(content: str) -> int:
         log, said = person._parts.log._recorder, []
@@ -702,27 +702,24 @@ def test_a_forget_of_many_takes_what_is_held_and_shows_it_first(person, agent, w
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
-def test_forgotten_with_its_messages_what_was_held_is_left_nowhere(person, agent):
+def test_forgotten_with_its_messages_what_was_held_is_left_nowhere(person, agent, tables):
     record_id = known(agent, content="Chinese, please", sources=[f"{REF}42"])
     forgotten(agent, record_id)
 
     receipt = forgotten(person, record_id, 2, with_sources=True)
 
-    assert receipt.copies == ()
+    assert receipt.copies == tables.leftover
     assert kinds(person, "Please answer me in Chinese") == []
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
-def test_the_end_of_the_space_is_the_end_of_what_is_held(person, agent, world, folder):
+def test_the_end_of_the_space_is_the_end_of_what_is_held(person, agent, world, folder, tables):
     forgotten(agent, known(person))
 
     assert not isinstance(person.forget_space("us_alice"), Refused)
 
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as raw:
-        assert raw.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
-    place = Place.of("us_alice", folder["data"], folder["state"])
+    assert tables.rows("SELECT * FROM bodies") == []
+    place = Place.of("us_alice", **folder)
     assert verify_chain(place, world.stamps).findings == ()
 
 
@@ -793,9 +790,8 @@ def test_a_backup_from_within_the_window_still_holds_what_nobody_let_go_of(
         assert is_whole(back)
 
 
-@pytest.mark.sqlite
 def test_while_something_is_held_every_key_bundle_is_listed_and_after_it_none(
-    person, agent, world, tmp_path
+    person, agent, world, tables, tmp_path
 ):
     person.backup(tmp_path / "away")
     record_id = known(person)
@@ -805,7 +801,7 @@ def test_while_something_is_held_every_key_bundle_is_listed_and_after_it_none(
     person.finish_forgets()
 
     assert any("away" in copy for copy in held.copies)
-    assert agent.forget(record_id, 1, operation_id="op-f").copies == ()
+    assert agent.forget(record_id, 1, operation_id="op-f").copies == tables.leftover
 
 
 # -- crashes --------------------------------------------------------------------------------------
@@ -843,26 +839,22 @@ def stopped_at(world, memory: Memory, deed: Callable[[Memory], None], place: int
 
 
 @pytest.mark.parametrize("deed", [forget_held, let_go, take_back])
-@pytest.mark.sqlite
 def test_a_crash_between_any_two_steps_leaves_the_fact_or_its_held_copy_until_it_is_let_go(
-    person, opened, world, folder, tmp_path, deed
+    person, opened, world, tables, tmp_path, deed
 ):
     known(person)
     if deed is not forget_held:
         forget_held(person)
     person.close()
 
-    def copied(name: str) -> Memory:
-        for root, path in folder.items():
-            shutil.copytree(path, tmp_path / name / root)
-        return opened(**WINDOW, **{root: tmp_path / name / root for root in folder})
-
-    steps = stopped_at(world, copied("whole"), deed, None)
+    whole = tables.copied(tmp_path / "whole")
+    steps = stopped_at(world, opened(**WINDOW, **whole), deed, None)
     assert steps >= 3
     for place in range(1, steps + 1):
-        assert stopped_at(world, copied(f"at-{place}"), deed, place) == place
+        copy = tables.copied(tmp_path / f"at-{place}")
+        assert stopped_at(world, opened(**WINDOW, **copy), deed, place) == place
         name = world.steps[-1]
-        again = opened(**WINDOW, **{root: tmp_path / f"at-{place}" / root for root in folder})
+        again = opened(**WINDOW, **copy)
 
         found = kinds(again)
         assert found in ([["held"], []] if deed is let_go else [["record"], ["held"], BOTH]), name
@@ -878,20 +870,11 @@ BOTH = ["held", "record"]
 # -- audit and doctor -----------------------------------------------------------------------------
 
 
-def change(folder: dict[str, Path], file: str, statement: str, *values: object) -> None:
-    path = folder["data"] / "us_alice" / file
-    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
-        for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
-            raw.execute(f"DROP TRIGGER {trigger}")
-        assert raw.execute(statement, values).rowcount == 1
-
-
-@pytest.mark.sqlite
-def test_a_held_copy_that_vanished_without_a_release_is_a_finding(person, agent, folder, opened):
+def test_a_held_copy_that_vanished_without_a_release_is_a_finding(person, agent, tables, opened):
     forgotten(agent, known(person))
     (position,) = held_in(person)
     person.close()
-    change(folder, "ledger.db", "DELETE FROM bodies WHERE position = ?", position)
+    tables.change("DELETE FROM bodies WHERE position = ?", position)
 
     findings = opened().audit.verify().findings
 
@@ -905,11 +888,13 @@ def test_the_key_of_a_released_copy_put_back_is_a_finding_at_its_release(
     (position,) = held_in(person)
     with person._parts.log.reading() as store:
         key_id = store.at(position).row.key_id
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "keys.db")) as raw:
+    keys = folder["data"] / "us_alice" / "keys.db"
+    with closing(sqlite3.connect(keys)) as raw:
         row = raw.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
     assert person.release_held() == ()
     person.close()
-    change(folder, "keys.db", "INSERT INTO keys VALUES (?, ?, ?)", *row)
+    with closing(sqlite3.connect(keys, isolation_level=None)) as raw:
+        raw.execute("INSERT INTO keys VALUES (?, ?, ?)", row)
 
     findings = opened().audit.verify().findings
 

@@ -45,16 +45,6 @@ def rows(path: Path, query: str, *values: object) -> list[tuple]:
         return raw.execute(query, values).fetchall()
 
 
-def change(path: Path, *statements: str) -> None:
-    """Changes a file behind the ledger's back."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
-        for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
-            raw.execute(f"DROP TRIGGER {trigger}")
-        for statement in statements:
-            raw.execute(statement)
-        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
 # -- slots ----------------------------------------------------------------------------------------
 
 
@@ -121,16 +111,13 @@ def test_a_slot_with_a_changed_bit_is_no_slot(slots, tmp_path):
 # -- data keys ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sqlite
-def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, world):
+def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, tables, world):
     world.steps.clear()
     start = memory.status().keys
     for n in range(BATCH + 1):
         assert isinstance(memory.remember(f"fact {n}"), Receipt)
 
-    used = rows(
-        folder["data"] / SPACE / "ledger.db", "SELECT key_id FROM bodies WHERE key_id <> 'space'"
-    )
+    used = tables.rows("SELECT key_id FROM bodies WHERE key_id <> 'space' ORDER BY position")
     of_records = [key_id for (key_id,) in used][-(BATCH + 1) :]
     assert memory.status().keys == start + BATCH
     assert world.steps.count("keys:minted") == 1
@@ -139,19 +126,19 @@ def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, world)
     assert set(of_records) < kept
 
 
-@pytest.mark.sqlite
-def test_revisions_of_a_record_share_its_key_and_a_revived_record_has_another(memory, folder):
+def test_revisions_of_a_record_share_its_key_and_a_revived_record_has_another(
+    memory, folder, tables
+):
     first = memory.publish("home", "I live in Kyoto")
     memory.correct(first.record_id, 1, "I live in Nara")
-    log = folder["data"] / SPACE / "ledger.db"
     positions = (first.position, first.position + 1)
     query = "SELECT DISTINCT key_id FROM bodies WHERE position IN (?, ?)"
-    ((key_id,),) = rows(log, query, *positions)
+    ((key_id,),) = tables.rows(query, *positions)
 
     memory.forget(first.record_id, 2)
     revived = memory.publish("home", "I live in Osaka", expected_revision=3)
 
-    ((another,),) = rows(log, "SELECT key_id FROM bodies WHERE position = ?", revived.position)
+    ((another,),) = tables.rows("SELECT key_id FROM bodies WHERE position = ?", revived.position)
     assert another != key_id
     assert rows(keys_of(folder), "SELECT 1 FROM keys WHERE key_id = ?", key_id) == []
 
@@ -176,14 +163,12 @@ def swapped_wraps(folder: dict[str, Path], one: str, other: str) -> None:
     rows(path, "UPDATE keys SET wrapped = ? WHERE key_id = ?", first, other)
 
 
-@pytest.mark.sqlite
-def test_swapped_keys_do_not_open_and_audit_names_the_bodies(opened, folder):
+def test_swapped_keys_do_not_open_and_audit_names_the_bodies(opened, folder, tables):
     memory = opened()
     receipts = [memory.publish(f"key {n}", f"fact {n}") for n in range(2)]
     memory.close()
-    log = folder["data"] / SPACE / "ledger.db"
     key_ids = [
-        rows(log, "SELECT key_id FROM bodies WHERE position = ?", receipt.position)[0][0]
+        tables.rows("SELECT key_id FROM bodies WHERE position = ?", receipt.position)[0][0]
         for receipt in receipts
     ]
 
@@ -222,19 +207,15 @@ def test_the_secret_and_the_recovery_key_may_not_change_places(opened, folder):
         opened()
 
 
-@pytest.mark.sqlite
-def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, folder):
+def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, tables):
     memory = opened()
     first = memory.publish("home", "I live in Kyoto")
     second = memory.correct(first.record_id, 1, "I live in Nara1")
     memory.close()
 
-    change(
-        folder["data"] / SPACE / "ledger.db",
-        f"UPDATE bodies SET position = -1 WHERE position = {first.position}",
-        f"UPDATE bodies SET position = {first.position} WHERE position = {second.position}",
-        f"UPDATE bodies SET position = {second.position} WHERE position = -1",
-    )
+    a, b = first.position, second.position
+    for old, new in ((a, -1), (b, a), (-1, b)):
+        tables.change("UPDATE bodies SET position = ? WHERE position = ?", new, old)
 
     memory = opened()
     with pytest.raises(IntegrityFault, match=f"position {second.position}:"):
@@ -246,15 +227,13 @@ def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, fold
     }
 
 
-@pytest.mark.sqlite
-def test_equal_bodies_have_different_commitments_and_ciphertexts(memory, folder):
+def test_equal_bodies_have_different_commitments_and_ciphertexts(memory, tables):
     session = {"session": "s-2", "role": "user", "at": "2026-10-05T09:00:00Z"}
     for seq in (1, 2):
         (answer,) = memory.capture([{**session, "seq": seq, "text": "the same words"}])
         assert answer.ref.endswith(f":{seq}")
 
-    newest = rows(
-        folder["data"] / SPACE / "ledger.db",
+    newest = tables.rows(
         "SELECT e.commitment, b.sealed FROM events e JOIN bodies b USING (position)"
         " ORDER BY position DESC LIMIT 2",
     )
@@ -377,15 +356,13 @@ def test_a_rotation_takes_its_steps_in_the_one_order_that_loses_nothing(opened, 
     assert seen["rotate:truncated"][2] == 0
 
 
-@pytest.mark.sqlite
-def test_what_another_process_forgot_or_rotated_is_no_longer_held_open(opened, folder):
+def test_what_another_process_forgot_or_rotated_is_no_longer_held_open(opened, tables):
     one, other = opened(), opened()
     first, kept = one.publish("home", "I live in Kyoto"), one.publish("work", "I work in Osaka")
     for receipt in (first, kept):
         assert one.read(receipt.record_id).record.revision == 1
     keyring = one._parts.log._keyring
-    log = folder["data"] / SPACE / "ledger.db"
-    ((key_id,),) = rows(log, "SELECT key_id FROM bodies WHERE position = ?", first.position)
+    ((key_id,),) = tables.rows("SELECT key_id FROM bodies WHERE position = ?", first.position)
     assert key_id in keyring._open_keys
 
     other.forget(first.record_id, 1)

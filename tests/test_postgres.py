@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from eventsourcing.dcb.api import DCBEvent
 from tests.conftest import RAM, T0
+from tests.residue import Traces, hits, in_clear
 from tests.sites import SPACE, Site, told
 
 from memoranda.ledger.errors import (
@@ -25,7 +26,7 @@ from memoranda.ledger.postgres_log import PostgresSpace
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.tools.memory import open_memory
-from memoranda.tools.postgres_server import PostgresServer
+from memoranda.tools.postgres_server import PostgresServer, as_owner
 from memoranda.tools.restore import restore
 from memoranda.tools.settings import load_settings
 
@@ -230,13 +231,15 @@ def spaces_seen(url: str, *, named: str | None) -> set[str]:
                 for (space,) in raw.execute(f"SELECT space FROM {table}")}  # fmt: skip
 
 
-def test_a_query_without_its_filter_shows_nobody_elses_rows(url, server, tmp_path):
+def test_a_query_without_its_filter_shows_nobody_elses_rows(url, tmp_path):
     two_people(url, tmp_path)
 
     assert spaces_seen(url, named="us_alice") == {"us_alice"}
     assert spaces_seen(url, named=None) == set()
-    owner = url.replace("user=memoranda", f"user={server.owner_url.rpartition('=')[2]}")
-    assert spaces_seen(owner, named=None) == {"us_alice", "us_bob"}  # no policy binds the owner
+    assert spaces_seen(as_owner(url), named=None) == {
+        "us_alice",
+        "us_bob",
+    }  # no policy binds the owner
 
 
 def test_a_missing_filter_in_the_product_itself_is_stopped(url, tmp_path, monkeypatch):
@@ -340,6 +343,25 @@ def test_a_forget_says_what_the_server_still_holds_and_that_nothing_opens_it(url
         assert "vacuumed" in server
         assert "no key opens" in server
         assert memory.remnants("Kyoto").remnants == ()
+
+
+def test_no_file_of_the_server_says_anything_readable_before_a_forget_or_after_it(
+    own_server, tmp_path
+):
+    text = "quixotry under moonflowers"
+    with open_memory(SPACE, data=tmp_path / "d", state=tmp_path / "s", engine=own_server.url) as me:
+        said = {"session": "s", "seq": 1, "role": "user", "text": f"I said: {text}"}
+        assert len(list(me.capture([said]))) == 1
+        made = me.publish(text, text)
+        traces = Traces().add(me, text)
+        sealed, others = traces.sealed, (traces.all - traces.sealed) | in_clear(text)
+        for _ in ("before", "after"):
+            own_server.stop()  # in order, so that all it has is in its files
+            # The control: it is what was sealed that they hold, until they are vacuumed.
+            assert hits(sealed, own_server.data / "base")
+            assert hits(others, own_server.data) == set()
+            own_server.start()
+            assert me.forget(made.record_id, 1, operation_id="op-f").erased_at is not None
 
 
 @pytest.mark.parametrize(("of", "to"), [("server", "file"), ("file", "server")])
