@@ -81,8 +81,8 @@ class Session:
         text = "; ".join(_marked(sql) for sql, _ in self._due)
         values = [value for _, each in self._due for value in each]
         self._due.clear()
-        cursor = psycopg.ClientCursor(self._raw)
-        cursor.execute(text, values)
+        whole = psycopg.ClientCursor(self._raw).mogrify(text, values)
+        cursor = self._raw.execute(whole, prepare=False)
         while cursor.nextset():
             pass
         return cursor

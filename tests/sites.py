@@ -160,12 +160,14 @@ class FailingCommit:
             finally:
                 self._behind = pool
 
-    def execute(self, statement: str, *values: object) -> object:
-        self._left -= statement == "COMMIT"
-        is_failing = statement == "COMMIT" and self._left == 0
+    def execute(self, statement: str, *values: object, **how: object) -> object:
+        # A server is sent the whole write as one text, which ends with it.
+        is_commit = statement.endswith("COMMIT")
+        self._left -= is_commit
+        is_failing = is_commit and self._left == 0
         answer = None
         if self._is_durable or not is_failing:
-            answer = self._behind.execute(statement, *values)
+            answer = self._behind.execute(statement, *values, **how)
         if is_failing:
             is_file = isinstance(self._behind, sqlite3.Connection)
             raise (sqlite3 if is_file else psycopg).OperationalError("disk I/O error")
