@@ -902,6 +902,8 @@ def test_what_a_forget_of_one_takes_is_shown_first_when_asked(run: Terminal) -> 
     assert [it["record_id"] for it in answer["records"]] == [record]
     assert "Ann plays the cello" in run("list").out
     assert run("forget", record, "--everything", "--dry-run").code == 2
+    mistyped = run("forget", "--source", "personal-mesage:main:1", "--dry-run")
+    assert "Is it spelled as stored?" in mistyped.out
 
 
 def test_a_file_that_cannot_be_written_or_read_is_not_blamed_on_the_ledgers_folders(
