@@ -17,6 +17,7 @@ from memoranda.ledger.case import Moment, operation_of, operation_selector
 from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import (
+    CLOSED,
     OutcomeUnknown,
     Refusal,
     Refused,
@@ -70,7 +71,7 @@ class Writers:
         with self._changed:
             is_free = self._changed.wait_for(lambda: record_id not in self._busy, WRITER_WAIT_S)
             if self._is_stopped:
-                raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message="is shutting down"))
+                raise RefusedError(CLOSED)
             if not is_free:
                 raise RefusedError(Refused(Refusal.OUTCOME_UNKNOWN, "key"))
             self._busy.add(record_id)

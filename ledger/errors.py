@@ -274,6 +274,12 @@ class Refused:
         return error
 
 
+CLOSED = Refused(Refusal.SERVICE_UNAVAILABLE, message="the ledger is closed; open it again")
+FORKED = Refused(
+    Refusal.SERVICE_UNAVAILABLE,
+    message="the process this one was forked from has the ledger open; open it in a fresh process",
+)
+
 _ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
 
 

@@ -82,6 +82,7 @@ class Audit:
         """
         checked = (*self._checked, self._index) if with_index else self._checked
         verifier = Verifier()
+        self._log.refuse_if_closed()
         self._log.drop_opened_keys()
         for view in checked:
             self._expect(verifier, view)

@@ -78,7 +78,7 @@ class Memory(Writing, Reading):
     def _finish_forgets(self) -> None:
         # What cannot be finished now is finished by the next opening.
         with suppress(StorageFault, RefusedError):
-            if self._parts.forgetting.is_owed and self._parts.log.is_free:
+            if self._parts.forgetting.is_owed:
                 self._parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
@@ -281,8 +281,7 @@ def assemble(
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
         window_us = settings.forget_window_hours * HOUR_US
         protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window_us)
-        if log.is_free:
-            forgetting.finish(is_urgent=True)
+        forgetting.take_up()
         migration = Migration(log, stamps, settings.secrets)
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(
