@@ -1287,16 +1287,19 @@ def test_an_intent_of_a_host_with_providers_outlives_no_fence_that_was_put_back(
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("again", ["b-3", "b-1"], ids=["as another", "as before"])
+@pytest.mark.parametrize("is_anyone", [True, False], ids=["another", "nobody"])
 def test_an_intent_outlives_no_rebind_at_the_provider_that_was_put_back(
-    hosted, main, firm, is_seen
+    hosted, main, firm, is_seen, again, is_anyone
 ):
     main.prepare(publication())
     binding, messages = firm.chats.state
+    other = changed(binding, binding_id="b-2", session_id="s-main-2") if is_anyone else None
 
-    firm.chats.change((changed(binding, binding_id="b-2", session_id="s-main-2"), messages))
+    firm.chats.change((other, messages))
     if is_seen:
         assert main.records().refusal is Refusal.NOT_AUTHORIZED
-    firm.chats.change((changed(binding, binding_id="b-3"), messages))
+    firm.chats.change((changed(binding, binding_id=again), messages))
 
     assert main.commit(hosted.operation("op-1").intent).refusal is Refusal.EXECUTION_FENCED
     assert states(hosted) == {"op-1": "aborted"}
@@ -1394,7 +1397,7 @@ def test_a_conversation_that_cannot_be_one_is_refused_by_every_verb(
     hosted, main, firm, change, messages
 ):
     binding, _ = firm.chats.state
-    firm.chats.shown = lambda _: Conversation(changed(binding, **change), messages)
+    firm.chats.shown = lambda _: Conversation(changed(binding, **change), messages, 0)
     before = all_rows(hosted)
 
     for answer in (
@@ -1450,7 +1453,7 @@ def test_what_a_provider_answers_is_looked_at_once(hosted, main, firm, later):
 
     def shown(_: object) -> Conversation:
         answered.append(Live(messages))
-        return Conversation(binding, answered[-1])
+        return Conversation(binding, answered[-1], 0)
 
     firm.chats.shown = shown
 

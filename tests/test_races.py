@@ -1,5 +1,6 @@
 """The races of PM 3.6, each by its number, and what stops a commit however close they come."""
 
+import itertools
 import os
 import re
 import threading
@@ -567,8 +568,13 @@ def test_a_record_that_a_dead_process_holds_is_not_waited_for(site, firm):
     assert site.end_of(child) < 0
     started = time.monotonic()
     with hosted(site, firm) as memory:
-        main = memory.acting_as(MAIN)
-        answer = main.propose(KEY, "something else", sources=[ref(88)], operation_id="op-2")
+        main, writers = memory.acting_as(MAIN), memory._parts.ledger._protocol.writers
+        held = memory.operation("op-1").intent["key"]
+        ids = (f"mem_{n}" for n in itertools.count())
+        another = next(it for it in ids if writers._lock_of(it) != writers._lock_of(held))
+
+        with writers.counted(another):
+            answer = main.propose(KEY, "something else", sources=[ref(88)], operation_id="op-2")
 
     assert told(answer) == "F23"
     assert time.monotonic() - started < commit_protocol.WRITER_WAIT_S / 2
