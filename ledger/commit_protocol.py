@@ -41,6 +41,7 @@ from memoranda.ledger.receipts import (
     receipt_of,
 )
 from memoranda.ledger.requests import Request
+from memoranda.ledger.rules import HELD
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
 from memoranda.ledger.sqlite_files import flocked
 from memoranda.ledger.stamps import Stamps
@@ -78,7 +79,7 @@ class Writers:
             if self._is_stopped:
                 raise RefusedError(CLOSED)
             if not is_free:
-                raise RefusedError(Refused(Refusal.OUTCOME_UNKNOWN, "key"))
+                raise RefusedError(Refused(Refusal.OUTCOME_UNKNOWN, "key", HELD))
             self._busy.add(record_id)
         try:
             yield

@@ -258,6 +258,11 @@ class Refused:
     def code(self) -> str:
         return self.refusal.code
 
+    @property
+    def rule(self) -> str:
+        """What must hold, and what to do about it."""
+        return self.refusal.rule
+
     def wire(self) -> dict[str, object]:
         """The error object of DESIGN 9."""
         error: dict[str, object] = {

@@ -137,10 +137,10 @@ class Log:
             self._write_anchor(by=ANCHOR_EVENTS)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self, wait_s: float | None = None) -> Iterator[None]:
         """Holds the space's lock over several steps, each with a transaction of its own."""
         self.refuse_if_closed()
-        with self._lock.held():
+        with self._lock.held(wait_s):
             yield
 
     @contextmanager

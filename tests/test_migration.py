@@ -1458,7 +1458,8 @@ def test_the_command_tells_in_words_what_became_of_the_store(run, old):
     dry = run("migrate", str(path), "--dry-run")
     code, out, err = run("migrate", str(path))
 
-    assert (code, err) == (0, "")
+    problem = "line 7: invalid_value: value.content: 1 lines were refused, and the others taken in"
+    assert (code, err.splitlines()[0]) == (1, problem)
     assert out.splitlines() == [
         "Imported 5, already there 0, suppressed by a tombstone 0, refused 1.",
         "Conflicts opened 1, sources blocked 1.",
@@ -1466,7 +1467,7 @@ def test_the_command_tells_in_words_what_became_of_the_store(run, old):
         f"y cites the same words as x: {ref('9')}",
         "Unknown fields stay in the earlier store: mood (1).",
     ]
-    assert dry == (0, out + "A dry run: nothing was written.\n", "")
+    assert dry == (1, out + "A dry run: nothing was written.\n", err)
     assert run("migrate", str(path))[1].startswith("Imported 0, already there 7,")
     assert run("audit", "verify")[0] == 0
 
@@ -1475,14 +1476,33 @@ def test_the_command_answers_a_program_with_the_same_numbers(run, old):
     code, out, _ = run("migrate", str(old(*small())), "--json")
 
     answer = json.loads(out)
-    assert code == 0
+    assert code == 1
     assert answer.pop("recovery_code")
+    assert answer.pop("error")["code"] == "invalid_value"
     assert answer == {
-        "ok": True, "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 0,
+        "ok": False, "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 0,
         "suppressed": 0, "refused": {"invalid_value": 1}, "overlapping": [], "unknown_fields": {},
         "refused_lines": [{"line": 7, "code": "invalid_value", "field": "value.content"}],
         "dry_run": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["migrate", "import"])
+@pytest.mark.parametrize("store", [None, "", b"{", "folder"], ids=repr)
+def test_no_ledger_is_made_for_what_is_no_store(run, tmp_path, command, store):
+    path = tmp_path / "store"
+    if isinstance(store, bytes):
+        path.write_bytes(store)
+    elif store == "folder":
+        path.mkdir()
+
+    for more in ([], ["--dry-run"]):
+        code, out, err = run(command, "" if store == "" else str(path), *more)
+        assert (code, out, "migration_failed" in err) == (1, "", True)
+
+    assert "recovery code" not in err
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_command_refuses_a_broken_store_whole(run, old):

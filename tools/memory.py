@@ -76,9 +76,11 @@ class Memory(Writing, Reading):
                 self._finish_forgets()
 
     def _finish_forgets(self) -> None:
-        # What cannot be finished now is finished by the next opening.
+        # What cannot be finished now, without a wait, is finished by the next opening.
         with suppress(StorageFault, RefusedError):
             if self._parts.forgetting.is_owed:
+                with self._parts.log.exclusive(wait_s=0):
+                    pass
                 self._parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
