@@ -6,7 +6,6 @@ receipt under the same id; a fault leaves the intent open, and its record held.
 
 import fcntl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,7 +43,7 @@ from memoranda.ledger.requests import Request
 from memoranda.ledger.rules import HELD
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
 from memoranda.ledger.sqlite_files import flocked
-from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.stamps import Stamps, seconds_left
 
 A = TypeVar("A")
 Judged = Decided | Event | Receipt | Refused
@@ -116,12 +115,11 @@ class Writers:
     @contextmanager
     def drained(self, within_s: float) -> Iterator[bool]:
         """Lets nobody begin, in any process; whether those under way have ended in time."""
-        ends = time.monotonic() + within_s
+        left_s = seconds_left(within_s)
         with ExitStack() as held:
             try:
                 for path in (self._gate, *self._locks):
-                    left_s = max(0.0, ends - time.monotonic())
-                    held.enter_context(flocked(path, fcntl.LOCK_EX, left_s))
+                    held.enter_context(flocked(path, fcntl.LOCK_EX, left_s()))
             except RefusedError:
                 yield False
             else:
@@ -187,9 +185,9 @@ class CommitProtocol:
     def _turn(self, request: Request) -> Iterator[None]:
         """Alone on the record among the writers of this host that live (PM 3.2, step 3)."""
         with self.writers.writing(request.record_id):
-            ends = time.monotonic() + WRITER_WAIT_S
+            left_s = seconds_left(WRITER_WAIT_S)
             while self._is_held(request) and self.writers.is_other_live(request.record_id):
-                if time.monotonic() >= ends:
+                if not left_s():
                     break
                 self.writers.pause()
             with self.writers.counted(request.record_id):

@@ -506,6 +506,17 @@ def test_a_record_of_the_log_is_not_touched_by_one_of_the_same_id(memory, primar
     assert memory.read(ID).record.revision == 1
 
 
+def test_of_two_tombstones_of_one_id_one_counts_and_both_block(memory, primary, old):
+    answer = memory.migrate(old(tombstone("t", ref("42")), tombstone("t", ref("88"), revision=5)))
+
+    assert sums(answer) == {"imported": 1, "suppressed": 1}
+    assert memory.read("t", include_inactive=True).record.revision == 5
+    for seq in ("42", "88"):
+        again = primary.publish("k", "said again", sources=[ref(seq)])
+        assert again.refusal is Refusal.SOURCE_FORGOTTEN
+    assert is_whole(memory)
+
+
 def test_an_operation_id_taken_by_another_refuses_the_line(memory, old):
     def taken(name: str) -> str:
         return f"migrate:{hashlib.sha256(name.encode()).hexdigest()}"
@@ -1177,14 +1188,14 @@ def test_what_an_operation_held_is_taken_over_by_the_opening_after_its_end(
 
     with opened(legacy=path) as held:
         assert [it.record.id for it in held.records()] == ["b"]
-        assert held.taken_over.refused == {"not_found": 1, "outcome_unknown": 1}
+        assert held.taken_over.refused == {"outcome_unknown": 2}
         level, message = earlier_store(held)
-        assert (level, "outcome_unknown 1" in message) == ("finding", True)
+        assert (level, "outcome_unknown 2" in message) == ("finding", True)
         before = rows(folder)
     assert "imported=1 refused=2" in caplog.text
     assert "Fact of" not in caplog.text
     with opened(legacy=path) as held:
-        assert sums(held.taken_over)["outcome_unknown"] == 1
+        assert sums(held.taken_over)["outcome_unknown"] == 2
         assert rows(folder) == before
         held.reconcile("op-1", writers_stopped=True, reason="crash")
 
