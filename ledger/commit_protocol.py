@@ -42,8 +42,8 @@ from memoranda.ledger.receipts import (
 from memoranda.ledger.requests import Request
 from memoranda.ledger.rules import HELD
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
-from memoranda.ledger.sqlite_files import flocked
-from memoranda.ledger.stamps import Stamps, seconds_left
+from memoranda.ledger.sqlite_files import flocked, seconds_left
+from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A")
 Judged = Decided | Event | Receipt | Refused

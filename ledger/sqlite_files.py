@@ -4,7 +4,8 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import pack
@@ -240,6 +241,12 @@ def flocked(path: Path, kind: int, wait_s: float) -> Iterator[None]:
         if os.getpid() == holder:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def seconds_left(within_s: float) -> Callable[[], float]:
+    """Tells how much of a wait is left, at least 0, by a clock that only ever goes on."""
+    ends = time.monotonic() + within_s
+    return lambda: max(0.0, ends - time.monotonic())
 
 
 def _wait_for(descriptor: int, kind: int, wait_s: float) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,12 +36,6 @@ class Stamps:
     def new_id(self, prefix: str) -> str:
         """A fresh id, 96 bits of entropy in hex behind `prefix` and a hyphen."""
         return f"{prefix}-{self.entropy(12).hex()}"
-
-
-def seconds_left(within_s: float) -> Callable[[], float]:
-    """Tells how much of a wait is left, at least 0, by a clock that only ever goes on."""
-    ends = time.monotonic() + within_s
-    return lambda: max(0.0, ends - time.monotonic())
 
 
 def microseconds(moment: datetime) -> int:
