@@ -11,6 +11,7 @@ from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
 
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.log import BUSY_WAIT_S
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.slots import SlotFile
 from memoranda.ledger.sqlite_files import SpaceLock
@@ -203,6 +204,20 @@ def test_the_lock_is_reentrant_in_its_thread_and_free_after_the_outermost(tmp_pa
 
     with other.held():
         pass
+
+
+def test_a_close_waits_for_nobody_to_finish_what_a_forget_owes(site, monkeypatch):
+    monkeypatch.setattr("memoranda.ledger.log.CLOSE_WAIT_S", 0.05)
+    memory = site.open()
+    for made in [memory.remember(f"fact {n}") for n in range(2)]:
+        memory.forget(made.record_id, 1)
+    assert memory._parts.forgetting.is_owed
+    hold(site, site.folder / "data" / SPACE / "lock")
+    started = time.monotonic()
+
+    memory.close()
+
+    assert time.monotonic() - started < BUSY_WAIT_S / 2
 
 
 def test_a_killed_process_releases_the_lock(site, tmp_path):
