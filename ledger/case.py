@@ -106,13 +106,14 @@ class Case:
         return earlier.body(IntentBody) if earlier and is_open else None
 
     @property
-    def is_held(self) -> bool:
-        """Whether the record is held by another operation's guard."""
+    def holder(self) -> Event | None:
+        """Another operation that was prepared on the record and has no end."""
         holder = self.seen.one(prepared_on(self.request.record_id))
         if holder is None or (self.earlier and self.earlier.position == holder.position):
-            return False
+            return None
         newest = self.seen.one(operation_of(holder))
-        return newest is not None and newest.position == holder.position
+        is_open = newest is not None and newest.position == holder.position
+        return holder if is_open else None
 
     @property
     def conflicts_with(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import newest_of, prepared_on, stored_in
@@ -17,6 +18,7 @@ from memoranda.ledger.case import Moment, operation_of, operation_selector
 from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import (
+    CLOSED,
     OutcomeUnknown,
     Refusal,
     Refused,
@@ -37,8 +39,9 @@ from memoranda.ledger.receipts import (
     receipt_of,
 )
 from memoranda.ledger.requests import Request
+from memoranda.ledger.rules import HELD
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
-from memoranda.ledger.sqlite_files import flocked
+from memoranda.ledger.sqlite_files import flocked, seconds_left
 from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A")
@@ -48,17 +51,20 @@ WRITER_WAIT_S = 10.0
 """How long a commit waits for another one of its host that holds the same record."""
 
 POLL_S = 0.02
+LOCKS = 16
+"""Among so many locks a host's records are dealt out, to tell whose writer lives."""
 
 
 class Writers:
     """The prepared commits under way on one host: in this process one per record, and all at once.
 
-    Each holds its host's lock from before its intent until after its end, in whatever process it
-    is. To drain them is to take that lock whole, once a gate lets nobody else begin.
+    Each holds a lock of its host from before its intent until after its end, in whatever process
+    it is. To drain them is to take every such lock whole, once a gate lets nobody else begin.
     """
 
     def __init__(self, folder: Path, host_tag: str) -> None:
-        self._gate, self._lock = (folder / f"{name}-{host_tag}" for name in ("gate", "writers"))
+        self._gate = folder / f"gate-{host_tag}"
+        self._locks = [folder / f"writers-{host_tag}-{place}" for place in range(LOCKS)]
         self._changed = threading.Condition()
         self._busy: set[str] = set()
         self._is_stopped = False
@@ -69,9 +75,9 @@ class Writers:
         with self._changed:
             is_free = self._changed.wait_for(lambda: record_id not in self._busy, WRITER_WAIT_S)
             if self._is_stopped:
-                raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message="is shutting down"))
+                raise RefusedError(CLOSED)
             if not is_free:
-                raise RefusedError(Refused(Refusal.OUTCOME_UNKNOWN, "key"))
+                raise RefusedError(Refused(Refusal.OUTCOME_UNKNOWN, "key", HELD))
             self._busy.add(record_id)
         try:
             yield
@@ -81,18 +87,21 @@ class Writers:
                 self._changed.notify_all()
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self, record_id: str) -> Iterator[None]:
         """Among those under way; raises RefusedError (busy) when a drain does not end."""
         with ExitStack() as held:
             with flocked(self._gate, fcntl.LOCK_SH, WRITER_WAIT_S):
-                held.enter_context(flocked(self._lock, fcntl.LOCK_SH, WRITER_WAIT_S))
+                lock = flocked(self._lock_of(record_id), fcntl.LOCK_SH, WRITER_WAIT_S)
+                held.enter_context(lock)
             yield
 
-    @property
-    def are_others_live(self) -> bool:
-        """Whether anybody is under way, for one who is not."""
+    def _lock_of(self, record_id: str) -> Path:
+        return self._locks[crc32(record_id.encode()) % LOCKS]
+
+    def is_other_live(self, record_id: str) -> bool:
+        """Whether somebody may be under way on the record, for one who is not."""
         try:
-            with flocked(self._lock, fcntl.LOCK_EX, 0):
+            with flocked(self._lock_of(record_id), fcntl.LOCK_EX, 0):
                 return False
         except RefusedError:
             return True
@@ -105,10 +114,11 @@ class Writers:
     @contextmanager
     def drained(self, within_s: float) -> Iterator[bool]:
         """Lets nobody begin, in any process; whether those under way have ended in time."""
+        left_s = seconds_left(within_s)
         with ExitStack() as held:
             try:
-                for path in (self._gate, self._lock):
-                    held.enter_context(flocked(path, fcntl.LOCK_EX, within_s))
+                for path in (self._gate, *self._locks):
+                    held.enter_context(flocked(path, fcntl.LOCK_EX, left_s()))
             except RefusedError:
                 yield False
             else:
@@ -174,11 +184,12 @@ class CommitProtocol:
     def _turn(self, request: Request) -> Iterator[None]:
         """Alone on the record among the writers of this host that live (PM 3.2, step 3)."""
         with self.writers.writing(request.record_id):
-            for _ in range(round(WRITER_WAIT_S / POLL_S)):
-                if not (self._is_held(request) and self.writers.are_others_live):
+            left_s = seconds_left(WRITER_WAIT_S)
+            while self._is_held(request) and self.writers.is_other_live(request.record_id):
+                if not left_s():
                     break
                 self.writers.pause()
-            with self.writers.counted():
+            with self.writers.counted(request.record_id):
                 yield
 
     def _is_held(self, request: Request) -> bool:

@@ -258,6 +258,11 @@ class Refused:
     def code(self) -> str:
         return self.refusal.code
 
+    @property
+    def rule(self) -> str:
+        """What must hold, and what to do about it."""
+        return self.refusal.rule
+
     def wire(self) -> dict[str, object]:
         """The error object of DESIGN 9."""
         error: dict[str, object] = {
@@ -273,6 +278,12 @@ class Refused:
             error["operation_id"] = self.operation_id
         return error
 
+
+CLOSED = Refused(Refusal.SERVICE_UNAVAILABLE, message="the ledger is closed; open it again")
+FORKED = Refused(
+    Refusal.SERVICE_UNAVAILABLE,
+    message="the process this one was forked from has the ledger open; open it in a fresh process",
+)
 
 _ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
 

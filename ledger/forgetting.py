@@ -79,8 +79,12 @@ class Forgetting:
 
     @property
     def is_owed(self) -> bool:
-        """Whether something holds an erasure up, nobody has looked, or what is held may be due."""
-        return bool(self._reasons) or self._is_due(self._log.seen)
+        """Whether something holds an erasure up, nobody has looked, or what is held may be due.
+
+        Not while finishing it would fence another host, which may be idle and no more.
+        """
+        is_late = bool(self._reasons) or self._is_due(self._log.seen)
+        return is_late and self._log.holds_term
 
     def held(self) -> tuple[str, ...]:
         """What is still held for the person, as reasons why not everything is erased."""
@@ -118,6 +122,20 @@ class Forgetting:
                 self._complete(pending[-1].position)
         self._reasons = (SHARED,) if is_early else tuple(reasons)
         return self._reasons
+
+    def take_up(self) -> None:
+        """What an opening does: finishes what is owed, or removes its keys where it fences nobody.
+
+        The rest is then for the host that holds the term, or for the first append of this one.
+        """
+        if self._log.holds_term:
+            self.finish(is_urgent=True)
+            return
+        with self._log.exclusive():
+            with self._log.reading() as store:
+                pending = pending_in(store)
+            if pending:
+                self._remove(pending)
 
     def release(self, *, is_early: bool = False) -> None:
         """Lets go of what is held, as soon as its time is over, or at once; `finish` follows it."""

@@ -1,6 +1,7 @@
 """The log of one space: the port through which everything above reads, decides and appends."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -9,22 +10,24 @@ from memoranda.ledger.bundles import is_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
-from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
+from memoranda.ledger.errors import (
+    CLOSED,
+    FORKED,
+    IntegrityFault,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
+from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import LOST_LOG, Place
 from memoranda.ledger.recorder import Snapshot
-from memoranda.ledger.sealed_store import (
-    LOCAL_HOST,
-    DecidingStore,
-    SealedStore,
-    has_lapsed,
-    holder_of,
-)
+from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock
-from memoranda.ledger.stamps import Stamps, microseconds
+from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
 
@@ -52,6 +55,7 @@ class Log:
     """
 
     _since: int | None = None
+    _is_closed = False
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Log:
         self.host = host
         self._term: int | None = None
         self.recovery_code: str | None = None
-        self.is_closed = False
+        self._process = os.getpid()
         self._stamps = stamps
         self.engine = engine_of(place)
         self._anchor, self.journal, self.copies = witnesses(place.state)
@@ -99,7 +103,7 @@ class Log:
         While somebody holds the lock for longer, the files are left to the end of the process,
         as after a kill: nothing may be checkpointed beside a writer.
         """
-        self.is_closed = True
+        self._is_closed = True
         try:
             with self._lock.held(CLOSE_WAIT_S):
                 self._write_anchor(by=1)
@@ -115,7 +119,7 @@ class Log:
 
         Raises RefusedError (F6) once another host has taken a newer term.
         """
-        self._refuse_if_closed()
+        self.refuse_if_closed()
         with self._recorder.deciding() as transaction:
             self._notice(transaction)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
@@ -133,15 +137,16 @@ class Log:
             self._write_anchor(by=ANCHOR_EVENTS)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self, wait_s: float | None = None) -> Iterator[None]:
         """Holds the space's lock over several steps, each with a transaction of its own."""
-        with self._lock.held():
+        self.refuse_if_closed()
+        with self._lock.held(wait_s):
             yield
 
     @contextmanager
     def reading(self) -> Iterator[SealedStore]:
         """One consistent snapshot."""
-        self._refuse_if_closed()
+        self.refuse_if_closed()
         with self._recorder.reading() as snapshot:
             self._notice(snapshot)
             yield SealedStore(snapshot, self._keyring, self.space)
@@ -161,20 +166,30 @@ class Log:
         return self._keyring.blinded("host", self.host).rpartition(":")[2]
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._is_closed or os.getpid() != self._process
+
+    def refuse_if_closed(self) -> None:
+        """Raises RefusedError (F1), the one answer of a closed ledger to whatever is asked."""
+        if self.is_closed:
+            raise RefusedError(CLOSED if self._is_closed else FORKED)
+
+    @property
     def is_serving(self) -> bool:
-        """Whether it still answers: neither closed, nor stopped by a durable write that failed."""
+        """Whether it still answers: neither closed, nor stopped by a write that failed."""
         return not (self.is_closed or self._recorder.has_failed)
 
     @property
     def data_set(self) -> str:
         """Names what this log holds; the same over rotations, restores and hosts."""
+        self.refuse_if_closed()
         return self._keyring.data_set
 
     def truncate(self) -> bool:
         """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
         with self._lock.held():
-            is_open = not self.is_closed
-            return is_open and self._recorder.truncate() and self._keyring.truncate()
+            return not self.is_closed and self._recorder.truncate() and self._keyring.truncate()
 
     # -- keys -------------------------------------------------------------------------------
 
@@ -283,7 +298,7 @@ class Log:
 
     def key_count(self) -> int:
         """How many keys are kept, used and unused."""
-        self._refuse_if_closed()
+        self.refuse_if_closed()
         return self._keyring.count()
 
     def forget_space(self) -> SpaceEnded:
@@ -301,7 +316,7 @@ class Log:
             self._recorder.truncate()
             self._keyring.close()
             copies = end_keys(self.place, self._vault, self._stamps)
-            self.is_closed = True
+            self._is_closed = True
             self._recorder.close()
             outside = (self.engine.leftover,) if self.engine.leftover else ()
             return SpaceEnded(keys=keys, copies=(*copies, *outside))
@@ -350,14 +365,8 @@ class Log:
             return
         with self.reading() as store:
             event = store.at(anchor.position)
-            if anchor.stands_on(store.head, event.row.chain if event else None):
-                return
-        is_older = store.head.position < anchor.position
-        what = "an older copy" if is_older else "another line than this machine has seen"
-        message = (
-            f"the log is {what}; `memoranda restore` brings it back without what was forgotten"
-        )
-        raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+            if not anchor.stands_on(store.head, event.row.chain if event else None):
+                raise RefusedError(anchor.contradicted_by(store.head))
 
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
@@ -374,16 +383,9 @@ class Log:
             self._since = holder.since
 
     @property
-    def is_free(self) -> bool:
-        """Whether no other host is live, which would be fenced by what an opening appends."""
-        with self.reading() as store:
-            is_ours = holder_of(store).host == self.host
-            return is_ours or has_lapsed(store.head.recorded_at, microseconds(self._stamps.now()))
-
-    def _refuse_if_closed(self) -> None:
-        if self.is_closed:
-            message = "the ledger is closed; open it again"
-            raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, message=message))
+    def holds_term(self) -> bool:
+        """Whether what this opening appends by itself fences nobody, idle hosts included."""
+        return self._since is not None
 
     def _refuse_if_fenced(self, store: DecidingStore) -> None:
         if store.held_term == self._term or store.head.position == 0:
@@ -430,6 +432,9 @@ class Log:
         self.recovery_code = self._keyring.new_recovery_code()
         with self.deciding() as store:
             store.append(Draft(SpaceCreated(normalization=NORMALIZATION)))
+            if self.host != LOCAL_HOST:
+                maker = Attachment(host=self.host, since=1, clock=store.clock)
+                store.take_term("attached", maker)
             store.set_key_epoch(FIRST_KEY_EPOCH)
 
     def _settle_keys(self) -> None:

@@ -58,7 +58,7 @@ A = TypeVar("A", bound=Receipt | PreparedReceipt | ConflictReceipt | Refused)
 C = TypeVar("C", bound=Command)
 Q = TypeVar("Q", bound=Request | Command)
 
-SHUTDOWN_WAIT_S = 4.0
+SHUTDOWN_WAIT_S = 3.0
 """How long a closing waits for commits under way; with the lock's own wait below 10 s (PM 3.4)."""
 
 
@@ -301,7 +301,8 @@ class Ledger:
     def _any(self, request: object) -> Request | Refused:
         if not isinstance(request, Mapping) or "name" not in request:
             return self._raw(request)
-        shape = RECORD_COMMANDS.get(str(request["name"]))
+        name = request["name"]
+        shape = RECORD_COMMANDS.get(name) if isinstance(name, str) else None
         if shape is None:
             return Refused(Refusal.INVALID_REQUEST, "name", "is no command on a record")
         fields = {field: value for field, value in request.items() if field != "name"}

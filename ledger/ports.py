@@ -36,10 +36,16 @@ class Protected(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Who is bound as the primary session, and the messages asked for by their addresses."""
+    """Who is bound as the primary session, and the messages asked for by their addresses.
+
+    `rebinds` is a fencing number of who is bound alone, of 64 bits: it moves with every rebind,
+    even one that was put back under the same binding id, and outlives a restart. The
+    conversation's own number may go on with every message; an intent outlives that.
+    """
 
     binding: Binding | None
     messages: Mapping[str, Message | None]
+    rebinds: int
 
 
 class Provider(Protocol[S]):

@@ -74,6 +74,7 @@ class Copy(NamedTuple):
     token: object
     state: Raw | None
     messages: Mapping[str, Raw | None]
+    rebinds: object = 0
 
 
 class Door(NamedTuple):
@@ -119,12 +120,13 @@ class Held:
 
     @property
     def fences(self) -> dict[str, int]:
-        """What an intent keeps: the numbers that a stop, a change or a revocation moves.
+        """What an intent keeps: the numbers that a stop, a change, a revocation or a rebind moves.
 
-        A rebind shows by itself, and a conversation goes on all the time.
+        Of a conversation it is how often it was bound: the rest of it goes on all the time.
         """
-        asked = self.answers.items()
-        return {name: answer.token for name, answer in asked if name != "conversations"}
+        numbers = {name: answer.token for name, answer in self.answers.items()}
+        spoken = self._conversation
+        return numbers | ({"conversations": spoken.rebinds} if spoken else {})
 
     def observed(self, store: SealedStore) -> Observed:
         """What stands, in place of the guard events that the log knows.
@@ -325,7 +327,7 @@ def _copied(name: str, names: Names, answer: Any) -> Copy:
         return Copy(token, _parts(state, fields), {})
     messages = state.messages
     said = {address: _parts(messages[address], Message.model_fields) for address in names}
-    return Copy(token, _parts(state.binding, fields), said)
+    return Copy(token, _parts(state.binding, fields), said, state.rebinds)
 
 
 def _parts(state: object, fields: Iterable[str]) -> Raw | None:
@@ -340,7 +342,7 @@ def _judged(name: str, names: Names, copy: Copy) -> Protected[Any]:
         state = door.shape(**_admitted(name, door.rules, copy.state).model_dump())
     if name == "conversations":
         said = {address: _message(address, raw) for address, raw in copy.messages.items()}
-        return Protected(Conversation(state, said), token)
+        return Protected(Conversation(state, said, _number(name, copy.rebinds)), token)
     if state is not None and getattr(state, door.named) != names[0]:
         raise _failed(name, MALFORMED)
     return Protected(state, token)

@@ -137,10 +137,9 @@ class Reconcile:
             min(last.recorded_at, holder.clock or last.recorded_at) if is_ours else last.recorded_at
         )
         if wrote > store.clock + HOST_LAPSES_US:
-            # Nobody can tell how long ago that was: the minute begins with a takeover of now.
-            if is_ours:
-                store.take_term("attached", holder.model_copy(update={"clock": store.clock}))
-            store.attach()
+            # Nobody can tell how long ago that was; whom we fenced then appends no more.
+            message = "another host's clock runs ahead; write once as this one, then wait a minute"
+            return None if is_ours else Refused(Refusal.RECONCILE_REFUSED, message=message)
         if not has_lapsed(wrote, store.clock):
             message = "another host wrote within the last minute; stop it, and wait that long"
             return Refused(Refusal.RECONCILE_REFUSED, message=message)

@@ -315,8 +315,8 @@ def _rejection_refusal(case: Case, source: SourceRef) -> Refusal | None:
 
 def _expected(case: Case) -> Answer:
     """F23 while another operation holds the record; F17 unless `expected` is the record."""
-    if case.is_held:
-        return Refused(Refusal.OUTCOME_UNKNOWN, "key", "another operation holds the record")
+    if case.holder is not None:
+        return _held_by(case, case.holder)
     raw, stored = case.request.raw, case.stored
     if raw is None:
         is_taken = stored is not None and stored.value.status in _LIVE
@@ -326,6 +326,19 @@ def _expected(case: Case) -> Answer:
     else:
         is_met = canonical(stored.body.value) == canonical(raw.sent_expected)
     return None if is_met else _conflict(case, "expected")
+
+
+HELD = "another operation holds the record"
+
+
+def _held_by(case: Case, holder: Event) -> Refused:
+    """F23, with the operation to look up for whoever may see it."""
+    intent = holder.body(IntentBody)
+    is_shown = intent is not None and (
+        case.guards.role == "client" or is_by(intent.actor, case.caller)
+    )
+    operation_id = intent.operation_id if intent is not None and is_shown else None
+    return Refused(Refusal.OUTCOME_UNKNOWN, "key", HELD, operation_id=operation_id)
 
 
 def _conflicts(case: Case) -> Answer:

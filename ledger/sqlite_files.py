@@ -4,12 +4,14 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import pack
+from weakref import WeakKeyDictionary
 
-from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.errors import FORKED, Refusal, Refused, RefusedError, StorageFault
 
 APPLICATION_ID = 0x4D656D6F
 """`Memo`: what makes a SQLite file ours."""
@@ -37,6 +39,50 @@ _PRAGMAS: dict[str, str | int] = {
 }
 
 
+class _Owned(sqlite3.Connection):
+    """A connection of this process: none of its locks outlives a fork, and SQLite forgets that."""
+
+    def close(self) -> None:
+        _OWNED.pop(self, None)
+        super().close()
+
+
+_OWNED: "WeakKeyDictionary[_Owned, Path]" = WeakKeyDictionary()
+_INHERITED: set[tuple[int, int]] = set()
+_KEPT: list[_Owned] = []
+
+
+def _inherit() -> None:
+    """Notes, in a fork, what its parent has open: there is no safe way to use or close it here.
+
+    SQLite would take it for open here, lock nothing anew, and write on to a log that the parent's
+    close has emptied.
+    """
+    for connection, path in _OWNED.items():
+        with suppress(OSError):
+            _INHERITED.add(_identity(path))
+        _KEPT.append(connection)
+    _OWNED.clear()
+
+
+os.register_at_fork(after_in_child=_inherit)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _connected(path: Path, name: str, *, uri: bool = False) -> sqlite3.Connection:
+    if path.exists() and _identity(path) in _INHERITED:
+        raise RefusedError(FORKED)
+    connection = sqlite3.connect(
+        name, uri=uri, isolation_level=None, check_same_thread=False, factory=_Owned
+    )
+    _OWNED[connection] = path
+    return connection
+
+
 def connect(
     path: Path, *, schema: str, schema_number: int, is_disposable: bool = False
 ) -> sqlite3.Connection:
@@ -48,7 +94,7 @@ def connect(
     Raises RefusedError when the file is another program's, a newer version's or not writable.
     """
     with _opening(path):
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = _connected(path, str(path))
         try:
             if connection.execute("PRAGMA schema_version").fetchone()[0] == 0:
                 _create(connection, path, schema, schema_number)
@@ -64,12 +110,7 @@ def connect(
 def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
     """A connection that cannot write, with the same pragmas."""
     with _opening(path):
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        connection = _connected(path, f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             _check_identity(connection, path, schema_number)
             _set_pragmas(connection)
@@ -83,7 +124,7 @@ def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
     """Reads a file at rest, with nothing put beside it; refusals as in `connect`."""
     with _opening(path):
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = _connected(path, uri, uri=True)
         try:
             connection.execute("PRAGMA trusted_schema=OFF")
             _check_identity(connection, path, schema_number)
@@ -182,6 +223,7 @@ class SpaceLock:
 @contextmanager
 def flocked(path: Path, kind: int, wait_s: float) -> Iterator[None]:
     """Holds a file's advisory lock, shared or not; raises RefusedError (busy) after the wait."""
+    holder = os.getpid()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -196,18 +238,28 @@ def flocked(path: Path, kind: int, wait_s: float) -> Iterator[None]:
     try:
         yield
     finally:
+        # A fork has the descriptor too: closing ours gives nothing back, and it ends none of ours.
+        if os.getpid() == holder:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
+def seconds_left(within_s: float) -> Callable[[], float]:
+    """Tells how much of a wait is left, at least 0, by a clock that only ever goes on."""
+    ends = time.monotonic() + within_s
+    return lambda: max(0.0, ends - time.monotonic())
+
+
 def _wait_for(descriptor: int, kind: int, wait_s: float) -> None:
-    # flock knows no deadline, so a thread waits in our place; one that comes too late
-    # closes its descriptor, which gives the lock back.
+    # flock knows no deadline, so a thread waits in our place; one that comes too late gives the
+    # lock back.
     acquired, abandoned, hand_over = threading.Event(), threading.Event(), threading.Lock()
 
     def wait() -> None:
         fcntl.flock(descriptor, kind)
         with hand_over:
             if abandoned.is_set():
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
             acquired.set()
 

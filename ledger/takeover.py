@@ -217,7 +217,7 @@ class Takeover:
         if record_id is not None:
             if line.number != self.survey.chosen(record_id):
                 self.left_blocks |= dict.fromkeys(blocked_by(line))
-                is_buried = self.survey.is_forgotten(record_id) and not is_tombstone(value)
+                is_buried = self.survey.is_forgotten(record_id)
                 return "suppressed" if is_buried else Refused(Refusal.VALUE_INVALID, "value.id")
             # The log wins, whatever the store says now: nothing of it is read any more.
             if standing := self._standing(record_id):
@@ -378,7 +378,9 @@ class Takeover:
         standing = self._standing(mark.candidate_id)
         if standing == "candidate":
             return None
-        refusal = Refusal.TRANSITION_INVALID if standing else Refusal.NOT_FOUND
+        # A candidate that waits for an operation to end brings its conflict along, later.
+        missing = WAITING if self._is_held(mark.candidate_id) else Refusal.NOT_FOUND
+        refusal = Refusal.TRANSITION_INVALID if standing else missing
         return Refused(refusal, "candidate_id")
 
     def _is_open(self, mark: ConflictMark) -> bool:

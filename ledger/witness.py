@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from memoranda.ledger.entries import Head, Row
-from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, StorageFault
 from memoranda.ledger.events import Value
 from memoranda.ledger.slots import (
     DAMAGE,
@@ -55,6 +55,15 @@ class Anchor(NamedTuple):
     def stands_on(self, head: Head, chain_there: bytes | None) -> bool:
         """Whether a log with this head, and this chain at that position, goes on from it."""
         return head.position >= self.position and chain_there == self.chain
+
+    def contradicted_by(self, head: Head) -> Refused:
+        """Why a log that does not go on from it is not opened."""
+        is_older = head.position < self.position
+        what = "an older copy" if is_older else "another line than this machine has seen"
+        message = (
+            f"the log is {what}; `memoranda restore` brings it back without what was forgotten"
+        )
+        return Refused(Refusal.SPACE_UNKNOWN, "data", message)
 
 
 class AnchorFile:

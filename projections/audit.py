@@ -82,6 +82,10 @@ class Audit:
         """
         checked = (*self._checked, self._index) if with_index else self._checked
         verifier = Verifier()
+        self._log.refuse_if_closed()
+        if not self._log.is_serving:
+            # What this opening can no longer read would be findings on a log that is whole.
+            raise StorageFault("an earlier write failed; close the ledger and open it again")
         self._log.drop_opened_keys()
         for view in checked:
             self._expect(verifier, view)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from memoranda.ledger.chain import origin
 from memoranda.ledger.entries import Event
-from memoranda.ledger.errors import StorageFault
+from memoranda.ledger.errors import RefusedError, StorageFault
 from memoranda.ledger.log import Log
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.projections.views import Checkpoint, View, ViewFile
@@ -20,6 +20,7 @@ def current(
     log: Log, views: ViewFile, *wanted: View
 ) -> Iterator[tuple[SealedStore, sqlite3.Connection]]:
     """One snapshot of the log and the wanted views' tables at exactly that position."""
+    log.refuse_if_closed()
     # The views are held first: a snapshot taken after that is never older than a checkpoint.
     with views.held() as connection, log.reading() as store, views.answering():
         catch_up(store, views, *wanted)
@@ -70,6 +71,7 @@ def _restart(store: SealedStore, views: ViewFile, view: View) -> Checkpoint:
 
 def rebuild(log: Log, views: ViewFile, *wanted: View) -> int:
     """Computes the views from the first event; how many events there were."""
+    log.refuse_if_closed()
     with views.held(), log.reading() as store, views.answering():
         for view in wanted:
             _restart(store, views, view)
@@ -86,7 +88,7 @@ def purge(log: Log, views: ViewFile, *wanted: View) -> str | None:
             for view in wanted:
                 _purge(store, views, view)
         return None if views.truncate() else "a reader holds an old snapshot of the views"
-    except (sqlite3.Error, StorageFault):
+    except (sqlite3.Error, StorageFault, RefusedError):
         return "the file of views could not be written"
 
 

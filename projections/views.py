@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
 from memoranda.ledger.entries import Event
-from memoranda.ledger.errors import RefusedError, StorageFault
+from memoranda.ledger.errors import CLOSED, RefusedError, StorageFault
 from memoranda.ledger.sqlite_files import (
     CHECKPOINT_BYTES,
     SpaceLock,
@@ -107,7 +107,7 @@ class ViewFile:
         """The file for one reader or writer at a time."""
         with self._lock.held():
             if self._is_closed:
-                raise StorageFault("the ledger is closed")
+                raise RefusedError(CLOSED)
             yield self._connection
 
     @contextmanager

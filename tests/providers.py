@@ -54,9 +54,16 @@ class Provider:
 
 
 class Chats(Provider):
+    rebinds: int = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "state" and self.state and value[0] != self.state[0]:
+            self.rebinds += 1
+        super().__setattr__(name, value)
+
     def shown(self, names: Sequence[str]) -> Conversation:
         binding, messages = self.state
-        return Conversation(binding, {name: messages.get(name) for name in names})
+        return Conversation(binding, {name: messages.get(name) for name in names}, self.rebinds)
 
 
 @dataclass

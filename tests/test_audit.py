@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sites import FailingCommit
 from tests.tables import Folders, Tables
 
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport
-from memoranda.ledger.errors import IntegrityFault, MemorandaError, RefusedError
+from memoranda.ledger.errors import (
+    IntegrityFault,
+    MemorandaError,
+    OutcomeUnknown,
+    RefusedError,
+    StorageFault,
+)
 from memoranda.ledger.shapes import SHAPES
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.takeover import MigrationReport
@@ -633,3 +640,15 @@ def audited_and_read(books: Books) -> tuple[AuditReport | None, list[str] | None
             with suppress(MemorandaError):
                 return report, contents(memory)
     return report, None
+
+
+def test_an_opening_whose_write_failed_is_told_so_and_not_that_the_log_is_damaged(opened):
+    memory = opened()
+    FailingCommit(memory)
+    with pytest.raises(OutcomeUnknown):
+        memory.remember("Kyoto")
+
+    with pytest.raises(StorageFault, match="open it again"):
+        memory.audit.verify()
+
+    assert opened().audit.verify().findings == ()

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
+from itertools import count
 
 import pytest
 
+from memoranda.ledger.commands import BATCH_MAX
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Json
 from memoranda.ledger.personal import Record
@@ -459,6 +461,47 @@ def test_a_raw_commit_of_another_form_is_refused(primary: Memory) -> None:
 
     assert {number(answer) for answer in answers} == {"F36"}
     assert all(answer.wire()["message"] for answer in answers)
+
+
+class Unsaid:
+    """What cannot be turned into text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("said the word Peanuts")
+
+    __repr__ = __str__
+
+
+def test_a_name_that_is_no_text_is_refused_unsaid(memory: Memory) -> None:
+    with nothing_written(memory):
+        for name in (None, 5, [], b"publish", Unsaid()):
+            request = {"name": name, "operation_id": "op-1", "key": KEY, "content": "x"}
+            for answer in (
+                memory.prepare(request), memory.commit(request), *memory.commit_many([request])
+            ):  # fmt: skip
+                assert (number(answer), answer.field) == ("F36", "name")
+
+
+def test_a_batch_without_end_is_refused_at_its_limit(memory: Memory) -> None:
+    asked = count()
+    requests = ({"name": "publish", "key": f"k {n}", "content": "x"} for n in asked)
+
+    with nothing_written(memory):
+        answer = memory.commit_many(requests)
+
+    assert (number(answer), answer.field) == ("F32", "requests")
+    assert next(asked) == BATCH_MAX + 1
+
+
+def test_what_no_other_verb_has_answered_is_refused(memory: Memory, primary: Memory) -> None:
+    with nothing_written(memory):
+        for other in (None, 5, "x", [], {}, Unsaid(), memory.status()):
+            answer = primary.note_delivery(other)  # type: ignore[arg-type]  # on purpose
+            assert (number(answer), answer.field) == ("F36", "recalled")
+            answer = memory.forget_many(other)  # type: ignore[arg-type,assignment]  # on purpose
+            assert (number(answer), answer.field) == ("F36", "fall")
+        assert number(primary.note_delivery(primary.recall("x", step=""))) == "F36"
+        assert number(memory.forget_many(memory.falling(record=ID))) == "F35"
 
 
 UNSAYABLE = [

@@ -134,6 +134,19 @@ def left_open(run: Terminal, operation_id: str = "op-left") -> str:
 # -- what a crash left open -----------------------------------------------------------------
 
 
+def test_who_meets_a_record_that_is_held_is_told_which_operation_holds_it(run: Terminal) -> None:
+    left_open(run)
+
+    for more in ([], ["--json"]):
+        held = run("remember", WORDS, "--key", "tea", "--operation", "op-mine", *more)
+        assert held.code == 3
+        assert "another operation holds the record" in held.out + held.err
+        assert "`memoranda operations op-left`" in held.out + held.err
+
+    run("reconcile", "op-left", "--writers-stopped", "--reason", "nobody writes it")
+    assert run("remember", WORDS, "--key", "tea", "--operation", "op-mine").code == 0
+
+
 def test_an_operation_without_an_end_is_listed_shown_and_settled(run: Terminal) -> None:
     left_open(run)
 

@@ -683,6 +683,39 @@ def test_a_payload_that_names_no_parameters_is_refused(registry, payload):
     assert refused.refusal is Refusal.INVALID_REQUEST
 
 
+class Odd:
+    def __str__(self) -> str:
+        raise RuntimeError("evil")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("odd", [None, 1, [], {}, Odd()], ids=lambda it: type(it).__name__)
+def test_what_no_host_can_mean_is_refused_before_anything_is_noted(registry, odd):
+    before = vars(registry) | {"_executions": dict(registry._executions), "_disabled": set()}
+    switches = (registry.enable, registry.disable)
+    executions = (
+        registry.cancel,
+        registry.end,
+        lambda it: registry.begin(it, MAIN),
+        lambda it: registry.begin("turn", it),
+        lambda it: registry.host(it, "main"),
+        lambda it: registry.host("assistant", it),
+    )
+
+    for ask in (*switches, *executions):
+        with pytest.raises(RefusedError, match="none that a host knows"):
+            ask(odd)
+    with pytest.raises(RefusedError, match="none that a host knows") as refused:
+        registry.disable("nobody")
+    host = registry.host("assistant", "main")
+
+    assert refused.value.refused.field == "plugin_id"
+    assert vars(registry) == before
+    assert host.call(odd, "records", {}).code == "service_not_authorized"
+    assert host.call(HOST_PERSONAL, odd, {}).field == "method"
+
+
 def test_an_execution_is_served_from_its_beginning_to_its_end_or_cancellation(registry):
     registry.cancel("main")
     registry.cancel("never begun")

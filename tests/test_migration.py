@@ -499,6 +499,17 @@ def test_a_record_of_the_log_is_not_touched_by_one_of_the_same_id(memory, primar
     assert memory.read(ID).record.revision == 1
 
 
+def test_of_two_tombstones_of_one_id_one_counts_and_both_block(memory, primary, old):
+    answer = memory.migrate(old(tombstone("t", ref("42")), tombstone("t", ref("88"), revision=5)))
+
+    assert sums(answer) == {"imported": 1, "suppressed": 1}
+    assert memory.read("t", include_inactive=True).record.revision == 5
+    for seq in ("42", "88"):
+        again = primary.publish("k", "said again", sources=[ref(seq)])
+        assert again.refusal is Refusal.SOURCE_FORGOTTEN
+    assert is_whole(memory)
+
+
 def test_an_operation_id_taken_by_another_refuses_the_line(memory, old):
     def taken(name: str) -> str:
         return f"migrate:{hashlib.sha256(name.encode()).hexdigest()}"
@@ -1170,14 +1181,14 @@ def test_what_an_operation_held_is_taken_over_by_the_opening_after_its_end(
 
     with opened(legacy=path) as held:
         assert [it.record.id for it in held.records()] == ["b"]
-        assert held.taken_over.refused == {"not_found": 1, "outcome_unknown": 1}
+        assert held.taken_over.refused == {"outcome_unknown": 2}
         level, message = earlier_store(held)
-        assert (level, "outcome_unknown 1" in message) == ("finding", True)
+        assert (level, "outcome_unknown 2" in message) == ("finding", True)
         before = rows(folder)
     assert "imported=1 refused=2" in caplog.text
     assert "Fact of" not in caplog.text
     with opened(legacy=path) as held:
-        assert sums(held.taken_over)["outcome_unknown"] == 1
+        assert sums(held.taken_over)["outcome_unknown"] == 2
         assert rows(folder) == before
         held.reconcile("op-1", writers_stopped=True, reason="crash")
 
@@ -1441,7 +1452,8 @@ def test_the_command_tells_in_words_what_became_of_the_store(run, old):
     dry = run("migrate", str(path), "--dry-run")
     code, out, err = run("migrate", str(path))
 
-    assert (code, err) == (0, "")
+    problem = "line 7: invalid_value: value.content: 1 lines were refused, and the others taken in"
+    assert (code, err.splitlines()[0]) == (1, problem)
     assert out.splitlines() == [
         "Imported 5, already there 0, suppressed by a tombstone 0, refused 1.",
         "Conflicts opened 1, sources blocked 1.",
@@ -1449,7 +1461,7 @@ def test_the_command_tells_in_words_what_became_of_the_store(run, old):
         f"y cites the same words as x: {ref('9')}",
         "Unknown fields stay in the earlier store: mood (1).",
     ]
-    assert dry == (0, out + "A dry run: nothing was written.\n", "")
+    assert dry == (1, out + "A dry run: nothing was written.\n", err)
     assert run("migrate", str(path))[1].startswith("Imported 0, already there 7,")
     assert run("audit", "verify")[0] == 0
 
@@ -1458,14 +1470,33 @@ def test_the_command_answers_a_program_with_the_same_numbers(run, old):
     code, out, _ = run("migrate", str(old(*small())), "--json")
 
     answer = json.loads(out)
-    assert code == 0
+    assert code == 1
     assert answer.pop("recovery_code")
+    assert answer.pop("error")["code"] == "invalid_value"
     assert answer == {
-        "ok": True, "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 0,
+        "ok": False, "imported": 3, "conflicts": 1, "blocked": 1, "already_there": 0,
         "suppressed": 0, "refused": {"invalid_value": 1}, "overlapping": [], "unknown_fields": {},
         "refused_lines": [{"line": 7, "code": "invalid_value", "field": "value.content"}],
         "dry_run": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["migrate", "import"])
+@pytest.mark.parametrize("store", [None, "", b"{", "folder"], ids=repr)
+def test_no_ledger_is_made_for_what_is_no_store(run, tmp_path, command, store):
+    path = tmp_path / "store"
+    if isinstance(store, bytes):
+        path.write_bytes(store)
+    elif store == "folder":
+        path.mkdir()
+
+    for more in ([], ["--dry-run"]):
+        code, out, err = run(command, "" if store == "" else str(path), *more)
+        assert (code, out, "migration_failed" in err) == (1, "", True)
+
+    assert "recovery code" not in err
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_command_refuses_a_broken_store_whole(run, old):

@@ -11,6 +11,7 @@ from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
 
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.log import BUSY_WAIT_S
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.slots import SlotFile
 from memoranda.ledger.sqlite_files import SpaceLock
@@ -136,8 +137,9 @@ def test_an_audit_beside_a_process_that_writes_and_forgets_finds_nothing(ram_sit
                 ram_site.said("forgotten", n)
                 n += 1
 
+    ram_site.open().close()
+    writer = ram_site.start(write)
     with ram_site.open() as memory:
-        writer = ram_site.start(write)
         for turn in range(10):
             ram_site.wait_for("forgotten", 5 * turn)
             assert memory.audit.verify(with_index=True).findings == ()
@@ -204,6 +206,20 @@ def test_the_lock_is_reentrant_in_its_thread_and_free_after_the_outermost(tmp_pa
         pass
 
 
+def test_a_close_waits_for_nobody_to_finish_what_a_forget_owes(site, monkeypatch):
+    monkeypatch.setattr("memoranda.ledger.log.CLOSE_WAIT_S", 0.05)
+    memory = site.open()
+    for made in [memory.remember(f"fact {n}") for n in range(2)]:
+        memory.forget(made.record_id, 1)
+    assert memory._parts.forgetting.is_owed
+    hold(site, site.folder / "data" / SPACE / "lock")
+    started = time.monotonic()
+
+    memory.close()
+
+    assert time.monotonic() - started < BUSY_WAIT_S / 2
+
+
 def test_a_killed_process_releases_the_lock(site, tmp_path):
     holder = hold(site, tmp_path / "lock")
     os.kill(holder, signal.SIGKILL)
@@ -227,6 +243,80 @@ def test_whoever_came_too_late_for_the_lock_gives_it_back(site, tmp_path):
             pytest.fail("it is held elsewhere")
     with SpaceLock(tmp_path / "lock", wait_s=WAIT_S).held():
         pass
+
+
+def left_by_a_fork(site: Site, lock: SpaceLock, *, wait_s: float) -> int:
+    """A process that was forked inside the lock, lives on, and then leaves the block on its own."""
+    with lock.held(wait_s):
+        child = os.fork()
+        if child:
+            site._children.add(child)
+            return child
+        site.wait_for("leave")
+    site.said("left", "the block")
+    site.wait_for("end")
+    os._exit(0)
+
+
+@pytest.mark.sqlite
+def test_a_lock_ends_with_its_block_whatever_was_forked_inside_it(site, tmp_path):
+    lock, other = (SpaceLock(tmp_path / "lock", wait_s=0.05) for _ in range(2))
+    child = left_by_a_fork(site, lock, wait_s=0.05)
+
+    with other.held():
+        site.said("leave", "now")
+        site.wait_for("left")
+        with pytest.raises(RefusedError), SpaceLock(tmp_path / "lock", wait_s=0.05).held():
+            pytest.fail("a fork that leaves its parent's block gives no lock of others back")
+
+    site.said("end", "now")
+    site.all_end_well(child)
+
+
+@pytest.mark.sqlite
+def test_a_fork_that_leaves_its_parents_block_leaves_the_parent_its_lock(site, tmp_path):
+    lock = SpaceLock(tmp_path / "lock", wait_s=0.05)
+    with lock.held():
+        child = left_by_a_fork(site, lock, wait_s=0.05)
+        site.said("leave", "now")
+        site.wait_for("left")
+
+        with pytest.raises(RefusedError), SpaceLock(tmp_path / "lock", wait_s=0.05).held():
+            pytest.fail("the parent holds it")
+
+    site.said("end", "now")
+    site.all_end_well(child)
+
+
+def test_a_fork_neither_uses_nor_opens_nor_closes_what_its_parent_has_open(site):
+    parent = site.open()
+    kept = parent.remember("before the fork")
+
+    def child() -> None:
+        # A key of its parent's pool would be used twice: forgetting one fact took the other along.
+        assert parent.remember("under a key of the parent's").refusal is Refusal.SERVICE_UNAVAILABLE
+        assert parent.read(kept.record_id).refusal is Refusal.SERVICE_UNAVAILABLE
+        assert parent.records().refusal is Refusal.SERVICE_UNAVAILABLE
+        parent.close()
+        # What it wrote was lost as soon as the parent closed.
+        with pytest.raises(RefusedError, match="forked from"):
+            site.open()
+        site.said("refused", "all of it")
+
+    child_of_open = site.start(child)
+    site.all_end_well(child_of_open)
+
+    assert parent.remember("after the fork").to_revision == 1
+    parent.close()
+
+    def later() -> None:
+        with site.open() as memory:
+            assert memory.remember("by a fork of one that has closed it").to_revision == 1
+
+    site.all_end_well(site.start(later))
+    with site.open() as memory:
+        assert len(memory.records()) == 3
+        assert memory.audit.verify().findings == ()
 
 
 def test_a_command_on_a_busy_ledger_is_refused_and_succeeds_later_under_its_id(site, monkeypatch):

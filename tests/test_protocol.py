@@ -11,7 +11,14 @@ from tests.providers import Chats, Company, Provider, company
 from tests.sites import FailingCommit
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
-from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.errors import (
+    CLOSED,
+    OutcomeUnknown,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
 from memoranda.ledger.events import Authorization, Binding, Task
 from memoranda.ledger.ports import Conversation, Ports, Protected
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
@@ -826,14 +833,49 @@ def test_a_provider_that_fails_inside_the_lock_is_named_and_the_intent_stays(ite
     assert (answer.refusal, answer.field) == (Refusal.OUTCOME_UNKNOWN, "tasks")
 
 
-def test_a_closed_ledger_says_so(memory):
+VERBS: dict[str, Callable[[Memory], object]] = {
+    "remember": lambda memory: memory.remember(TEXT),
+    "prepare": lambda memory: memory.prepare(publication()),
+    "commit": lambda memory: memory.commit(publication()),
+    "commit many": lambda memory: memory.commit_many([publication()]),
+    "reconcile": settle,
+    "migrate": lambda memory: memory.migrate(__file__),
+    "bind": lambda memory: memory.host.bind_primary("s-other"),
+    "capture": lambda memory: next(iter(memory.capture([CAPTURED]))),
+    "read": lambda memory: memory.read(ID),
+    "revisions": lambda memory: memory.revisions(ID),
+    "evidence": lambda memory: memory.evidence(ID),
+    "operation": lambda memory: memory.operation("op-1"),
+    "operations": lambda memory: memory.operations(),
+    "records": lambda memory: memory.records(),
+    "search": lambda memory: memory.search("tea"),
+    "query": lambda memory: memory.query(),
+    "recall": lambda memory: memory.recall("tea"),
+    "falling": lambda memory: memory.falling(everything=True),
+    "remnants": lambda memory: memory.remnants("tea"),
+    "release held": lambda memory: memory.release_held(),
+    "status": lambda memory: memory.status(),
+    "audit": lambda memory: memory.audit.verify(),
+    "rebuild": lambda memory: memory.rebuild(),
+    "data set": lambda memory: memory.data_set,
+    "undisturbed": lambda memory: memory.undisturbed().__enter__(),
+}
+CAPTURED = {"session": "s-main-1", "seq": 90, "role": "user", "text": "x"}
+
+
+@pytest.mark.parametrize("is_hosted", [False, True], ids=["embedded", "hosted"])
+def test_a_closed_ledger_has_one_answer(opened, firm, is_hosted):
+    memory = opened(ports=firm.ports) if is_hosted else opened()
     memory.close()
 
-    for answer in (memory.remember(TEXT), memory.read(ID), memory.revisions(ID)):
-        assert answer.refusal is Refusal.SERVICE_UNAVAILABLE
-        assert "closed" in answer.message
-    with pytest.raises(RefusedError, match="closed"):
-        memory.status()
+    def answer_of(verb: Callable[[Memory], object]) -> object:
+        try:
+            answer = verb(memory)
+        except RefusedError as error:
+            answer = error.refused
+        return answer[0] if isinstance(answer, tuple) else answer
+
+    assert {name: answer_of(verb) for name, verb in VERBS.items()} == dict.fromkeys(VERBS, CLOSED)
 
 
 def test_a_conflict_too_rests_on_the_data_sets_that_the_space_was_bound_by(opened, main, item):
@@ -1013,27 +1055,41 @@ def test_a_clock_that_once_ran_ahead_does_not_bar_reconcile_for_ever(opened, wor
     assert isinstance(settle(new), AbortReceipt)
 
 
-@pytest.mark.parametrize("has_attached", [True, False], ids=["attached ahead", "never attached"])
-def test_a_takeover_by_a_clock_that_ran_ahead_bars_reconcile_for_a_minute_only(
-    opened, world, has_attached
+def test_a_refused_reconcile_writes_nothing_beside_a_live_host_whose_clock_runs_ahead(
+    opened, world
 ):
+    world.move(days=3650)
+    ahead = opened(host="a")
+    ahead.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+    world.move(days=-3650)
+    before = all_rows(ahead)
+
+    answer = settle(opened(host="b"))
+
+    assert (answer.refusal, "runs ahead" in answer.message) == (Refusal.RECONCILE_REFUSED, True)
+    assert all_rows(ahead) == before
+    assert ahead.remember("it lives").to_revision == 1
+
+
+def test_a_clock_that_was_set_back_after_a_takeover_bars_no_reconcile(opened, world):
     world.move(days=3650)
     old = opened(host="a")
     old.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
-    if has_attached:
-        opened(host="b").remember("attached by a clock that ran ahead")
+    opened(host="b").remember("attached by a clock that ran ahead")
     world.move(days=-3650)
 
-    for seconds in (0, 59):
-        world.move(seconds=seconds)
-        assert settle(opened(host="b")).refusal is Refusal.RECONCILE_REFUSED
-    assert old.remember("late").refusal is Refusal.EXECUTION_FENCED
-    world.move(seconds=1)
-
-    other = opened(host="b")
     assert isinstance(settle(opened(host="b")), AbortReceipt)
-    assert other.remember("openings of one host go on together").to_revision == 1
-    assert other.audit.verify().findings == ()
+
+    assert old.remember("late").refusal is Refusal.EXECUTION_FENCED
+    assert old.audit.verify().findings == ()
+
+
+def test_the_host_that_made_the_space_is_no_other_host_to_itself(opened):
+    maker = opened(host="a")
+    maker.prepare({"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT})
+
+    assert isinstance(settle(maker), AbortReceipt)
+    assert settle(opened(host="b")).refusal is Refusal.RECONCILE_REFUSED
 
 
 READS: dict[str, Callable[[Memory], object]] = {
@@ -1051,19 +1107,30 @@ READS: dict[str, Callable[[Memory], object]] = {
 }
 
 
+IDLE_S = 7200
+"""Long past the minute, and past the window of what is held."""
+
+
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_what_appends_nothing_fences_no_live_host(opened, read):
-    backend = opened(host="backend-1")
+@pytest.mark.parametrize("idle_s", [0, IDLE_S], ids=["at once", "long after"])
+def test_what_appends_nothing_fences_no_live_host(opened, world, idle_s, read):
+    backend = opened(host="backend-1", forget_window_hours=1)
+    backend.host.bind_primary("s-main-1")
     backend.prepare({"name": "publish", "operation_id": "op-open", "key": "a", "content": TEXT})
+    held = backend.remember("held for an hour")
+    backend.acting_as(ModelSession("s-main-1", "agent-main")).forget(held.record_id, 1)
     for kept in [backend.remember(f"tea {n}") for n in range(3)]:
         backend.forget(kept.record_id, 1)
-    assert backend.finish_forgets() == () or backend._parts.forgetting.is_owed
+    assert backend._parts.forgetting.is_owed
     before = all_rows(backend)
+    world.move(seconds=idle_s)
 
-    read(opened(host="auditor"))
+    if not idle_s or read is not READS["a refused reconcile"]:
+        read(opened(host="auditor"))
 
     assert all_rows(backend) == before
     assert backend.remember("as before").to_revision == 1
+    assert (backend.finish_forgets() == ()) is bool(idle_s)
 
 
 def test_a_host_attaches_with_its_first_append_and_in_the_same_write(opened, world):
@@ -1100,7 +1167,9 @@ def test_a_first_append_that_fails_attaches_nobody(opened, world):
     assert backend.remember("five").refusal is Refusal.EXECUTION_FENCED
 
 
-def test_what_a_dead_host_owes_is_erased_by_the_next_start_of_another(opened, world):
+def test_what_a_dead_host_owes_is_removed_by_the_next_opening_and_said_by_the_next_write(
+    opened, world
+):
     old = opened(host="backend-1")
     kept = old.remember(TEXT)
 
@@ -1112,14 +1181,15 @@ def test_what_a_dead_host_owes_is_erased_by_the_next_start_of_another(opened, wo
     with pytest.raises(KeyboardInterrupt):
         old.forget(kept.record_id, 1)
     world.at_step = lambda _: None
-    live = opened(host="auditor").status()
-    world.move(seconds=61)
+    owed = old.status()
 
-    later = opened(host="auditor")
+    reader = opened(host="auditor")
 
-    assert later.status().position > live.position
-    assert later.status().keys < live.keys
-    assert later.audit.verify().findings == ()
+    assert reader.status() == owed.model_copy(update={"keys": owed.keys - 1})
+    reader.remember("with this write it attaches")
+    assert reader.status().key_epoch > owed.key_epoch
+    assert not reader._parts.forgetting.is_owed
+    assert reader.audit.verify().findings == ()
 
 
 def test_a_resumed_intent_is_not_fenced_by_the_term_that_its_resumption_takes(opened, firm):
@@ -1222,16 +1292,19 @@ def test_an_intent_of_a_host_with_providers_outlives_no_fence_that_was_put_back(
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("again", ["b-3", "b-1"], ids=["as another", "as before"])
+@pytest.mark.parametrize("is_anyone", [True, False], ids=["another", "nobody"])
 def test_an_intent_outlives_no_rebind_at_the_provider_that_was_put_back(
-    hosted, main, firm, is_seen
+    hosted, main, firm, is_seen, again, is_anyone
 ):
     main.prepare(publication())
     binding, messages = firm.chats.state
+    other = changed(binding, binding_id="b-2", session_id="s-main-2") if is_anyone else None
 
-    firm.chats.change((changed(binding, binding_id="b-2", session_id="s-main-2"), messages))
+    firm.chats.change((other, messages))
     if is_seen:
         assert main.records().refusal is Refusal.NOT_AUTHORIZED
-    firm.chats.change((changed(binding, binding_id="b-3"), messages))
+    firm.chats.change((changed(binding, binding_id=again), messages))
 
     assert main.commit(hosted.operation("op-1").intent).refusal is Refusal.EXECUTION_FENCED
     assert states(hosted) == {"op-1": "aborted"}
@@ -1329,7 +1402,7 @@ def test_a_conversation_that_cannot_be_one_is_refused_by_every_verb(
     hosted, main, firm, change, messages
 ):
     binding, _ = firm.chats.state
-    firm.chats.shown = lambda _: Conversation(changed(binding, **change), messages)
+    firm.chats.shown = lambda _: Conversation(changed(binding, **change), messages, 0)
     before = all_rows(hosted)
 
     for answer in (
@@ -1385,7 +1458,7 @@ def test_what_a_provider_answers_is_looked_at_once(hosted, main, firm, later):
 
     def shown(_: object) -> Conversation:
         answered.append(Live(messages))
-        return Conversation(binding, answered[-1])
+        return Conversation(binding, answered[-1], 0)
 
     firm.chats.shown = shown
 

@@ -1,5 +1,6 @@
 """The races of PM 3.6, each by its number, and what stops a commit however close they come."""
 
+import itertools
 import os
 import re
 import threading
@@ -29,9 +30,11 @@ from memoranda.ledger.events import (
     TaskChanged,
 )
 from memoranda.ledger.guards import authorization_guard, caller_boundary, task_guard
-from memoranda.ledger.receipts import AbortReceipt, Receipt
+from memoranda.ledger.ports import EMBEDDED
+from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.stamps import Stamps
 from memoranda.projections import views
+from memoranda.tools import host
 from memoranda.tools.memory import Memory
 
 MAIN = ModelSession("s-main-1", "agent-main")
@@ -114,15 +117,30 @@ def test_race_r1_of_two_commits_from_one_expected_record_one_wins(stage):
     assert is_whole(stage)
 
 
-def test_scenario_45_of_sixteen_threads_on_one_expected_revision_one_commits(memory):
-    made = memory.publish(KEY, "r1")
+def corrected(primary: Memory, n: int) -> object:
+    return primary.correct(ID, 1, f"by {n}", operation_id=f"op-{n}", sources=[ref(88)])
+
+
+def chosen_raw(primary: Memory, n: int) -> object:
+    """A raw commit, which names the record it expects and not a revision that it saw."""
+    before = primary.revisions(ID)[0]
+    expected = primary.operation(before.operation_id).intent["value"]
+    own = {"agent_id": "agent-main", "executor_session_id": "s-main-1", "revision": 2}
+    contributions = [*expected["contributions"], own]
+    value = {**expected, "revision": 2, "tier": "core", "contributions": contributions}
+    return primary.commit({"id": f"op-{n}", "key": ID, "expected": expected, "value": value})
+
+
+@pytest.mark.parametrize("verb", [corrected, chosen_raw])
+def test_scenario_45_of_sixteen_threads_on_one_expected_revision_one_commits(memory, primary, verb):
+    made = primary.publish(KEY, "r1", sources=[ref(42)])
     start = threading.Barrier(16)
 
-    def correct(n: int) -> object:
+    def write(n: int) -> object:
         start.wait()
-        return memory.correct(made.record_id, 1, f"by {n}", operation_id=f"op-{n}")
+        return verb(primary, n)
 
-    running = [in_thread(lambda n=n: correct(n)) for n in range(16)]
+    running = [in_thread(lambda n=n: write(n)) for n in range(16)]
     for thread, _ in running:
         thread.join()
 
@@ -403,6 +421,33 @@ def test_race_r15_a_commit_later_than_its_abort_is_refused(site, step):
     assert is_whole(site)
 
 
+@pytest.mark.parametrize("is_hosted", [False, True], ids=["embedded", "hosted"])
+def test_race_r15_the_abort_itself_refuses_a_late_commit_of_the_same_host(site, is_hosted):
+    ports = company().ports if is_hosted else EMBEDDED
+    request = {"name": "publish", "operation_id": "op-1", "key": KEY, "content": TEXT}
+
+    def late() -> None:
+        with site.open(ports=ports) as memory:
+            assert isinstance(memory.prepare(request), PreparedReceipt)
+            intent = memory.operation("op-1").intent
+            site.said("prepared", "op-1")
+            site.wait_for("aborted")
+            site.said("answer", [told(memory.commit(it)) for it in (request, intent)])
+            assert isinstance(memory.remember("of the same host and term"), Receipt)
+
+    child = site.start(late)
+    site.wait_for("prepared")
+    with site.open(ports=ports) as memory:
+        abort = memory.reconcile("op-1", **SETTLE)
+        site.said("aborted", "op-1")
+        site.all_end_well(child)
+
+        assert site.heard("answer") == [["F6", "F6"]]
+        assert memory.operation("op-1").receipt == abort
+        assert memory.read(ID, include_inactive=True).refusal is Refusal.NOT_FOUND
+    assert is_whole(site)
+
+
 # -- hosts ----------------------------------------------------------------------------------------
 
 
@@ -567,8 +612,13 @@ def test_a_record_that_a_dead_process_holds_is_not_waited_for(site, firm):
     assert site.end_of(child) < 0
     started = time.monotonic()
     with hosted(site, firm) as memory:
-        main = memory.acting_as(MAIN)
-        answer = main.propose(KEY, "something else", sources=[ref(88)], operation_id="op-2")
+        main, writers = memory.acting_as(MAIN), memory._parts.ledger._protocol.writers
+        held = memory.operation("op-1").intent["key"]
+        ids = (f"mem_{n}" for n in itertools.count())
+        another = next(it for it in ids if writers._lock_of(it) != writers._lock_of(held))
+
+        with writers.counted(another):
+            answer = main.propose(KEY, "something else", sources=[ref(88)], operation_id="op-2")
 
     assert told(answer) == "F23"
     assert time.monotonic() - started < commit_protocol.WRITER_WAIT_S / 2
@@ -697,7 +747,8 @@ def test_a_ledger_closes_beside_threads_that_use_it_and_tells_each_that_it_is_cl
 def test_scenario_59_a_shutdown_ends_in_time_and_the_next_start_lists_what_is_open(
     site, exhaustive, monkeypatch
 ):
-    assert operations.SHUTDOWN_WAIT_S + views.CLOSE_WAIT_S + log.CLOSE_WAIT_S < 10
+    waits = operations.SHUTDOWN_WAIT_S + views.CLOSE_WAIT_S + log.CLOSE_WAIT_S
+    assert host.CALLS_WAIT_S + waits < 10
     if not exhaustive:
         monkeypatch.setattr(operations, "SHUTDOWN_WAIT_S", 0.2)
         monkeypatch.setattr(log, "CLOSE_WAIT_S", 0.2)

@@ -435,6 +435,7 @@ def test_a_refusal_names_its_rule_and_leaves_no_trace(number: str, case: Case, c
     assert answer.refusal.number == number
     assert answer.wire()["code"] == answer.refusal.code
     assert answer.wire()["message"]
+    assert answer.rule == answer.wire()["rule"]
     assert (cast.person.status().position, cast.person.records(include_inactive=True)) == before
 
 

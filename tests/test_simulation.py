@@ -123,7 +123,7 @@ def an_abort_is_not_asked_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_intent_holds_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Case, "is_held", False)
+    patch.setattr(Case, "holder", None)
 
 
 def an_older_term_goes_on(patch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,13 @@ from rich.console import RenderableType
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.places import path_of
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
-from memoranda.tools.cli_migrate import migration_page
+from memoranda.tools.cli_migrate import lines_problem, look_at_store, migration_page
 from memoranda.tools.cli_run import Json, Run, run_of
 from memoranda.tools.passphrases import asked_code
 from memoranda.tools.render import bundle_lines, finding_table, line, when
 
 if TYPE_CHECKING:
     from memoranda.ledger.backups import BackupReport
-    from memoranda.ledger.takeover import MigrationReport
     from memoranda.tools.restore import RestoreReport
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
@@ -197,16 +196,11 @@ def import_file(
     What was forgotten here stays forgotten, and is counted as suppressed. A line that breaks a rule
     is refused and does not stop the others: the exit code is 1 then.
     """
-    with run_of(context).memory(create=not dry_run) as memory:
+    run = run_of(context)
+    look_at_store(run, file)
+    with run.memory(create=not dry_run) as memory:
         report = memory.import_file(file, dry_run=dry_run)
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
-    return Answer(fields, list(migration_page(report, dry_run=dry_run)), _import_problem(report))
-
-
-def _import_problem(report: "MigrationReport") -> Problem | None:
-    if not report.refused_lines:
-        return None
-    message = f"{sum(report.refused.values())} lines were refused, and the others taken in"
-    return Problem(ExitCode.REFUSED, {**dict(report.refused_lines[0]), "message": message})
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)), lines_problem(report))

@@ -8,8 +8,8 @@ import typer
 from rich.console import RenderableType
 
 from memoranda.ledger.errors import Refused
-from memoranda.tools.cli_answers import Answer
-from memoranda.tools.cli_run import Json, progress_bar, run_of
+from memoranda.tools.cli_answers import Answer, ExitCode, Problem
+from memoranda.tools.cli_run import Json, Run, progress_bar, run_of
 from memoranda.tools.render import line, short
 
 if TYPE_CHECKING:
@@ -30,17 +30,34 @@ def migrate(
     """Take an earlier store of records over, all of it or nothing; it is only read.
 
     What the ledger has already stays as it is, and what was forgotten stays forgotten. A record
-    that breaks a rule is refused by its line and does not stop the others.
+    that breaks a rule is refused by its line and does not stop the others: the exit code is 1 then.
     """
+    run = run_of(context)
+    look_at_store(run, store)
     with (
-        run_of(context).memory(create=not dry_run) as memory,
+        run.memory(create=not dry_run) as memory,
         progress_bar("Migrating") as progress,
     ):
         report = memory.migrate(store, dry_run=dry_run, progress=progress)
     if isinstance(report, Refused):
         return report
     fields = {**report.model_dump(mode="json"), "dry_run": dry_run}
-    return Answer(fields, list(migration_page(report, dry_run=dry_run)))
+    return Answer(fields, list(migration_page(report, dry_run=dry_run)), lines_problem(report))
+
+
+def look_at_store(run: Run, file: Path) -> None:
+    """Refuses (F26) what is no such store before a ledger is made for it."""
+    from memoranda.ledger.legacy import LegacyStore, surveyed  # noqa: PLC0415  # not for --help
+
+    surveyed(LegacyStore(file, run.settings().space))
+
+
+def lines_problem(report: "MigrationReport") -> Problem | None:
+    """The first line that was refused, if any: the others are in."""
+    if not report.refused_lines:
+        return None
+    message = f"{sum(report.refused.values())} lines were refused, and the others taken in"
+    return Problem(ExitCode.REFUSED, {**dict(report.refused_lines[0]), "message": message})
 
 
 def migration_page(report: "MigrationReport", *, dry_run: bool) -> Iterator[RenderableType]:

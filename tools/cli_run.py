@@ -138,6 +138,10 @@ class Run:
 
     def refused(self, refused: Refused) -> Problem:
         """A refusal with what to do next, as far as the rule does not say it."""
+        if refused.refusal is Refusal.OUTCOME_UNKNOWN:
+            shown = f"`memoranda operations {refused.operation_id or ''}".rstrip()
+            fields = {**refused.wire(), "next": f"{shown}` tells what holds it up."}
+            return Problem(ExitCode.UNKNOWN_OUTCOME, fields)
         next_step = self._next(refused)
         more = {} if next_step is None else {"next": next_step}
         return Problem(ExitCode.REFUSED, {**refused.wire(), **more})

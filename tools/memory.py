@@ -76,9 +76,11 @@ class Memory(Writing, Reading):
                 self._finish_forgets()
 
     def _finish_forgets(self) -> None:
-        # What cannot be finished now is finished by the next opening.
+        # What cannot be finished now, without a wait, is finished by the next opening.
         with suppress(StorageFault, RefusedError):
-            if self._parts.forgetting.is_owed and self._parts.log.is_free:
+            if self._parts.forgetting.is_owed:
+                with self._parts.log.exclusive(wait_s=0):
+                    pass
                 self._parts.forgetting.finish(is_urgent=True)
 
     @contextmanager
@@ -277,8 +279,7 @@ def assemble(
         forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
         window_us = settings.forget_window_hours * HOUR_US
         protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window_us)
-        if log.is_free:
-            forgetting.finish(is_urgent=True)
+        forgetting.take_up()
         migration = Migration(log, stamps, settings.secrets)
         ledger = Ledger(log, stamps, protocol, settings.secrets)
         parts = Parts(

@@ -56,7 +56,9 @@ class Reading(Seat):
         self, *, state: str | None = None, limit: int = LIST_MAX
     ) -> tuple[OperationLine, ...] | Refused:
         """Operations without their content: open ones with their ages, then the latest ends."""
-        return self._parts.unfinished.listed(self.caller, state=state, limit=limit)
+        return self._answered(
+            lambda it: it.unfinished.listed(self.caller, state=state, limit=limit)
+        )
 
     def records(
         self, *, include_inactive: bool = False, limit: int = LIST_MAX
@@ -137,13 +139,15 @@ class Reading(Seat):
         everything: bool = False,
     ) -> Fall | Refused:
         """What a forget would take: one record, all from one source or session, or everything."""
-        return self._parts.falling.of(
-            self.caller, record=record, source=source, session=session, everything=everything
+        return self._answered(
+            lambda it: it.falling.of(
+                self.caller, record=record, source=source, session=session, everything=everything
+            )
         )
 
     def remnants(self, text: str) -> Proof | Refused:
         """Where a text is still found, in any body that opens and in any file."""
-        return self._parts.remnants.of(self.caller, text)
+        return self._answered(lambda it: it.remnants.of(self.caller, text))
 
     def status(self) -> Status:
         """Counts and positions, nothing personal."""
@@ -172,6 +176,12 @@ class Reading(Seat):
         self._refuse_others()
         return examined(self._parts)
 
+    def _answered(self, read: Callable[[Parts], A]) -> A | Refused:
+        try:
+            return read(self._parts)
+        except RefusedError as error:
+            return error.refused
+
     def _observed(
         self, read: Callable[[Parts], A | Refused], record_id: str | None = None
     ) -> A | Refused:
@@ -180,11 +190,8 @@ class Reading(Seat):
         While one does not answer, what it said last holds: only writes need its word. Whoever
         nobody could vouch for is told that, and not that they may not read.
         """
-        try:
-            unsaid = self._parts.ledger.observe(self.caller, record_id)
-            answer = read(self._parts)
-        except RefusedError as error:
-            return error.refused
+        unsaid = self._answered(lambda it: it.ledger.observe(self.caller, record_id))
+        answer = self._answered(read)
         is_stranger = isinstance(answer, Refused) and answer.refusal is Refusal.NOT_AUTHORIZED
         is_down = unsaid is not None and unsaid.refusal is Refusal.SERVICE_UNAVAILABLE
         return unsaid if unsaid is not None and is_stranger and is_down else answer

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal, Self
 
 from memoranda.ledger.authority import Caller
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 
 Domain = Literal["coding", "project", "personal"]
 
@@ -68,6 +68,10 @@ class HostRefused:
     @property
     def code(self) -> str:
         return self.refusal.code
+
+    @property
+    def rule(self) -> str:
+        return self.refusal.rule
 
     def wire(self) -> dict[str, object]:
         """The error object of DESIGN 9; these have no number."""
@@ -208,14 +212,24 @@ class Registry:
     # -- switching --------------------------------------------------------------------------
 
     def enable(self, plugin_id: str) -> None:
-        """Switches a plugin on again; plugins are on by default."""
-        self._plugins[plugin_id].start()
+        """Switches a plugin on again; plugins are on by default.
+
+        This and `disable` raise RefusedError (F36) for a plugin that is not installed.
+        """
+        self._installed(plugin_id).start()
         self._disabled.discard(plugin_id)
 
     def disable(self, plugin_id: str) -> None:
         """Switches a plugin off: it is called no more from here on, and its data stay."""
+        plugin = self._installed(plugin_id)
         self._disabled.add(plugin_id)
-        self._plugins[plugin_id].stop()
+        plugin.stop()
+
+    def _installed(self, plugin_id: object) -> Plugin:
+        plugin = self._plugins.get(plugin_id) if isinstance(plugin_id, str) else None
+        if plugin is None:
+            raise _unknown("plugin_id")
+        return plugin
 
     def close(self) -> None:
         """Stops every plugin, the last one first; nothing is served from here on."""
@@ -226,24 +240,33 @@ class Registry:
     # -- executions -------------------------------------------------------------------------
 
     def begin(self, execution_id: str, session: Session, *, is_preflight: bool = False) -> None:
-        """Makes an execution known, or takes one from its preflight into its run."""
+        """Makes an execution known, or takes one from its preflight into its run.
+
+        An execution's id is a text; this, `cancel`, `end` and `host` raise RefusedError (F36) for
+        another, and for what is no session.
+        """
+        _refuse_unless(str, execution_id=execution_id)
+        _refuse_unless(Session, session=session)
         self._executions[execution_id] = _Execution(session, is_preflight)
 
     def cancel(self, execution_id: str) -> None:
         """Serves the execution no more; it stays known until it ends."""
+        _refuse_unless(str, execution_id=execution_id)
         if execution := self._executions.get(execution_id):
             self._executions[execution_id] = replace(execution, is_cancelled=True)
 
     def end(self, execution_id: str) -> None:
+        _refuse_unless(str, execution_id=execution_id)
         self._executions.pop(execution_id, None)
 
     def host(self, plugin_id: str, execution_id: str) -> PluginHost:
         """The host as that plugin sees it in that execution."""
+        _refuse_unless(str, plugin_id=plugin_id, execution_id=execution_id)
         return PluginHost(self, plugin_id, execution_id)
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, host: PluginHost, service: str, method: str, payload: Payload) -> object:
+    def call(self, host: PluginHost, service: object, method: object, payload: Payload) -> object:
         """Passes a call on under the identity that the host knows, or says why not."""
         execution = self._execution(host.execution_id)
         if not isinstance(execution, _Execution):
@@ -252,7 +275,7 @@ class Registry:
         if not isinstance(offered, Service):
             return offered
         methods = {**offered.writes, **offered.reads}
-        if method not in methods:
+        if not isinstance(method, str) or method not in methods:
             return Refused(Refusal.INVALID_REQUEST, "method", "the service has no such method")
         if refused := _payload_refusal(payload):
             return refused
@@ -270,9 +293,10 @@ class Registry:
             return HostRefused(HostRefusal.EXECUTION_CANCELLED)
         return execution
 
-    def _offered(self, plugin_id: str, service: str) -> Service | NotServed:
+    def _offered(self, plugin_id: str, service: object) -> Service | NotServed:
         plugin = self._plugins.get(plugin_id)
-        if plugin is None or service not in {need.key for need in plugin.requires}:
+        declared = {need.key for need in plugin.requires} if plugin else set()
+        if not isinstance(service, str) or service not in declared:
             return HostRefused(HostRefusal.SERVICE_NOT_DECLARED, "service")
         running = self._running()
         if plugin_id not in running:
@@ -329,11 +353,23 @@ def _faults(plugin: Plugin, known: set[str]) -> Iterator[Diagnosis]:
         yield Diagnosis(plugin.plugin_id, name, "provided_and_required")
 
 
+def _refuse_unless(shape: type, **given: object) -> None:
+    for name, it in given.items():
+        if not isinstance(it, shape):
+            raise _unknown(name)
+
+
+def _unknown(name: str) -> RefusedError:
+    return RefusedError(Refused(Refusal.INVALID_REQUEST, name, "is none that a host knows"))
+
+
 def _payload_refusal(payload: object) -> Refused | None:
     """F36 for what names no parameters, or says what only the host may say."""
     if not isinstance(payload, Mapping):
         return Refused(Refusal.INVALID_REQUEST, "payload", "is no mapping of parameters")
-    names = (str(name) for name in payload)
+    names = tuple(payload)
+    if not all(isinstance(name, str) for name in names):
+        return Refused(Refusal.INVALID_REQUEST, "payload", "names its parameters in text")
     stamped = (name for name in names if name.replace("_", "").casefold() in _STAMPED)
     name = next(stamped, None)
     message = "is said by the host; leave it out"

@@ -4,12 +4,14 @@ import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from memoranda.ledger import events
 from memoranda.ledger.authority import PersonClient
 from memoranda.ledger.capturing import CaptureReceipt
+from memoranda.ledger.commands import BATCH_MAX
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.ledger.events import ForgetReason, Tier
 from memoranda.ledger.receipts import (
@@ -266,7 +268,7 @@ class Writing(Seat):
 
     def forget_many(
         self,
-        fall: Fall,
+        fall: Fall | Refused,
         *,
         with_sources: bool = False,
         reason: ForgetReason = "unstated",
@@ -279,6 +281,8 @@ class Writing(Seat):
         they hold their record, or the text of one to come. It may be interrupted: what was
         forgotten is, and the rest falls when it is asked for again.
         """
+        if not isinstance(fall, Fall):
+            return _not_given(fall, "fall", "is what `falling` has shown")
         settled = [
             self.reconcile(it.operation_id, writers_stopped=True, reason="its text was forgotten")
             for it in fall.prepared
@@ -330,7 +334,7 @@ class Writing(Seat):
     def commit_many(
         self, requests: Iterable[Mapping[str, object]], *, all_or_nothing: bool = False
     ) -> tuple[Receipt | Refused, ...] | Refused:
-        """Decides requests in order inside one durable write, each with its own answer.
+        """Decides at most 1,000 requests in order inside one durable write, each with its answer.
 
         A request is `{id, key, expected, value}`, or a verb above as `{"name": …, fields}`. With
         `all_or_nothing` the first refusal is the only answer, and nothing is written; with
@@ -380,8 +384,10 @@ class Writing(Seat):
             reason=reason,
         )
 
-    def note_delivery(self, recalled: StepRecall) -> DeliveryReceipt | Refused:
+    def note_delivery(self, recalled: StepRecall | Refused) -> DeliveryReceipt | Refused:
         """Notes the candidates that a step listed, so that all of them take turns."""
+        if not isinstance(recalled, StepRecall):
+            return _not_given(recalled, "recalled", "is what `recall` has answered")
         return self._parts.ledger.note_delivery(
             self.caller, step=recalled.step, candidate_ids=recalled.candidate_ids
         )
@@ -412,10 +418,17 @@ def _quiet(_done: int, _all: int) -> None:
     """Nobody watches."""
 
 
+def _not_given(answer: object, field: str, rule: str) -> Refused:
+    """Why the answer of another verb is none to go on with: the refusal that it was, or F36."""
+    if isinstance(answer, Refused):
+        return answer
+    return Refused(Refusal.INVALID_REQUEST, field, rule)
+
+
 def _listed(given: object) -> object:
     """What can be listed as a tuple; anything else, a bare text too, as it is, for the door."""
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        return tuple(given)
+        return tuple(islice(given, BATCH_MAX + 1))  # one too many is refused, however many follow
     return given
 
 
