@@ -260,6 +260,7 @@ class WrappingKeys:
             case InVault(vault=vault, ledger_id=ledger_id):
                 # The slot goes second: it never names a key that is not there.
                 self._asked(vault, lambda it: it.write(ledger_id, key_epoch, wrapping_key))
+                # Some take everything and keep nothing.
                 if self._in_vault(vault, ledger_id, key_epoch) != wrapping_key:
                     raise StorageFault(f"{vault} did not keep a key that it was given")
                 self._stamps.step("vault:written")

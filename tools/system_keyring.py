@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 
 if TYPE_CHECKING:
     from keyring.backend import KeyringBackend
@@ -31,9 +31,6 @@ class SystemKeyring:
         said = f"{key_epoch}:{b64encode(wrapping_key).decode()}"
         with _backend() as backend:
             backend.set_password(SERVICE, _entry(ledger_id, key_epoch), said)
-        # Some backends take everything and keep nothing.
-        if self.read(ledger_id, key_epoch) != wrapping_key:
-            raise StorageFault("the system's keyring did not keep the wrapping key")
 
     def destroy(self, ledger_id: str, key_epoch: int, noise: bytes) -> None:
         if self.read(ledger_id, key_epoch) is None:
