@@ -630,3 +630,19 @@ def test_the_keys_are_the_persons_alone(memory, folder, deed, who, request):
     assert refused.refusal.number == "F2"
     assert (slots_of(folder).read_bytes(), rows(keys_of(folder), "SELECT * FROM keys")) == before
     assert memory.rotate_keys() == 2
+
+
+@pytest.mark.sqlite
+def test_no_forget_removes_what_the_whole_space_rests_on(opened):
+    memory = opened()
+    code, made = memory.recovery_code, memory.remember("It stays")
+    names = [key_id for key_id, _, _ in memory._parts.log._keyring.rows()]
+    rests = [key_id for key_id in names if len(key_id) != len(names[-1])]
+    assert len(rests) == 1 + 1  # the secret, and what seals for the recovery code
+
+    memory._parts.log.remove_keys(tuple(rests))
+
+    memory.close()
+    memory = opened()
+    assert memory.read(made.record_id).record.content == "It stays"
+    assert memory.is_recovery_code(code)
