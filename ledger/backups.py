@@ -102,6 +102,7 @@ class Backups:
         if refused := self._refusal(folder, keep):
             return refused
         self._log.head()  # refuses before anything is put there
+        self._log.refuse_anothers(self._known(str(folder)))
         inner = folder / self._log.space
         inner.mkdir(mode=0o700, parents=True, exist_ok=True)
         manifest = self._manifest(inner)
@@ -151,9 +152,13 @@ class Backups:
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
         return manifest
 
-    def _listed(self, path: str, keep: int | None) -> Destination:
+    def _known(self, path: str) -> Destination:
         known = {it.path: it for it in self._log.copies.read().backups}
-        destination = known.get(path) or Destination(path=path, keep=KEEP_DEFAULT)
+        made = Destination(path=path, keep=KEEP_DEFAULT, data_set=self._log.data_set)
+        return known.get(path) or made
+
+    def _listed(self, path: str, keep: int | None) -> Destination:
+        destination = self._known(path)
         destination = destination.model_copy(update={"keep": keep or destination.keep})
         self._log.copies.put(destination)
         return destination

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from memoranda.ledger.bundles import is_anothers, write_bundle
-from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space
+from memoranda.ledger.bundles import refuse_anothers, write_bundle
+from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space, naming
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
-from memoranda.ledger.places import LOST_LOG, Place
+from memoranda.ledger.places import FORKED, LOST_LOG, MISSING_KEYS, ROLLED_BACK, Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import (
     LOCAL_HOST,
@@ -170,6 +170,11 @@ class Log:
         """Names what this log holds; the same over rotations, restores and hosts."""
         return self._keyring.data_set
 
+    @property
+    def bundle_key(self) -> bytes:
+        """Marks what lies at backup destinations; no rotation changes it."""
+        return self._keyring.bundle_key
+
     def truncate(self) -> bool:
         """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
         with self._lock.held():
@@ -245,9 +250,15 @@ class Log:
         """How far the log was when the state folder last noted it."""
         return self._anchor.read()
 
+    def refuse_anothers(self, destination: Destination) -> None:
+        """Raises RefusedError where another ledger, or another line of this one, backs up."""
+        with self.reading() as store:
+            refuse_anothers(destination, self.space, store.chain_at)
+
     def write_bundle(self, destination: Destination) -> None:
         """Writes the key bundle of a destination, durably, and notes its key epoch."""
         with self._lock.held():
+            self.refuse_anothers(destination)
             folder = Path(destination.path) / self.space
             # The code opens one wrapping key: a rotation that was cut short leaves keys under two.
             if len(self._vault.epochs()) > 1:
@@ -256,8 +267,7 @@ class Log:
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
             self._stamps.step("bundle:written")
-            key_epoch = self._keyring.key_epoch
-            self.copies.put(destination.model_copy(update={"key_epoch": key_epoch}))
+            self.copies.put(destination.model_copy(update={"key_epoch": self._keyring.key_epoch}))
 
     def rewrite_bundles(self) -> None:
         """Rewrites every key bundle of an older key epoch, where its destination is there.
@@ -265,14 +275,11 @@ class Log:
         The others stay listed: an old bundle and the code still read what was forgotten since.
         """
         key_epoch = self._keyring.key_epoch
-        for destination in self.copies.read().backups:
-            folder = Path(destination.path) / self.space
-            if destination.key_epoch == key_epoch:
-                continue
+        for it in self.copies.read().backups:
             # Whatever a disk elsewhere holds or fails at, it keeps nobody from this one.
-            with suppress(OSError, StorageFault, IntegrityFault):
-                if folder.is_dir() and not is_anothers(folder, self.data_set):
-                    self.write_bundle(destination)
+            with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+                if it.key_epoch != key_epoch and (Path(it.path) / self.space).is_dir():
+                    self.write_bundle(it)
 
     def drop_opened_keys(self) -> None:
         """Forgets every opened key, so that the next read sees what the key file holds."""
@@ -297,7 +304,8 @@ class Log:
             self._stamps.step("space:forgotten")
             self._recorder.truncate()
             self._keyring.close()
-            copies = end_keys(self.place, self._vault, self._stamps)
+            with self._recorder.reading() as snapshot:
+                copies = end_keys(self.place, self._vault, self._stamps, snapshot)
             self.is_closed = True
             self._recorder.close()
             return SpaceEnded(keys=keys, copies=copies)
@@ -322,11 +330,12 @@ class Log:
         with self._recorder.reading() as snapshot:
             is_new = snapshot.head.position == 0
             has_keys = (place.data / "keys.db").exists()
-            is_forgotten = is_forgotten_space(snapshot, anywhere=not has_keys)
-        if is_forgotten:
-            end_keys(place, self._vault, self._stamps)
-            raise RefusedError(FORGOTTEN)
-        return is_new
+            if not is_forgotten_space(snapshot, anywhere=not has_keys):
+                return is_new
+            if place.is_restoring:
+                raise RefusedError(FORGOTTEN)  # what a copy says ends no keys
+            left = end_keys(place, self._vault, self._stamps, snapshot)
+        raise RefusedError(naming(left))
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or begin, before anything but a folder is made."""
@@ -345,15 +354,10 @@ class Log:
         if anchor is None or anchor.position == 0:
             return
         with self.reading() as store:
-            event = store.at(anchor.position)
-            if anchor.stands_on(store.head, event.row.chain if event else None):
+            if anchor.stands_on(store.head, store.chain_at(anchor.position)):
                 return
         is_older = store.head.position < anchor.position
-        what = "an older copy" if is_older else "another line than this machine has seen"
-        message = (
-            f"the log is {what}; `memoranda restore` brings it back without what was forgotten"
-        )
-        raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+        raise RefusedError(ROLLED_BACK if is_older else FORKED)
 
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
@@ -400,8 +404,7 @@ class Log:
             make_folder(place.state)
             self._vault.create_first(FIRST_KEY_EPOCH)
         elif not path.exists():
-            message = "the key file is missing; restore it before the ledger can be read"
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+            raise RefusedError(MISSING_KEYS)
         self._vault.unlock()  # again: another process may have changed the passphrase meanwhile
         self._vault.drop_passphrase()
         return Keyring(path, place.space, self._vault, self._stamps)
@@ -442,4 +445,5 @@ class Log:
         if self._keyring.keeps_recovery_secret():
             self.copies.disown_bundles()  # first, as for a new code
             self._keyring.leave_recovery_secret()
-        self.rewrite_bundles()
+        if not self.place.is_restoring:  # which has yet to say which of them follow this line
+            self.rewrite_bundles()

@@ -17,7 +17,13 @@ from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedErr
 from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
 from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
 from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
-from memoranda.ledger.keyring import Keyring, bundle_key_in, install_rows, open_recovery_copy
+from memoranda.ledger.keyring import (
+    SPACE_ROWS,
+    Keyring,
+    bundle_key_in,
+    install_rows,
+    open_recovery_copy,
+)
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
@@ -82,6 +88,7 @@ class Restoring:
         self._slots = SlotFile(place.state / "slots")
         self._vault = WrappingKeys(self._slots, place.space, stamps, unlocking)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
+        self._backup_lock = SpaceLock(place.data / "backup.lock", BUSY_WAIT_S)
         self._engine = engine_of(place)
 
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
@@ -232,7 +239,7 @@ class Restoring:
         self._stamps.step("restore:slots")
         path = usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
         # By now it is the journal of both: what either has forgotten opens at no step.
-        gone = named_keys(witnesses(self._place.state)[1].read())
+        gone = named_keys(witnesses(self._place.state)[1].read()) - SPACE_ROWS
         install_rows(path, (row for row in bundle.keys if row[0] not in gone), keeps=keeps)
 
     def _refuse_if_ahead(self, source: _Source) -> None:
@@ -279,12 +286,9 @@ class Restoring:
                 term = store.head.term
             self._stamps.step("restore:replayed")
             log.remove_keys(tuple(again.removed_keys))
-            known = {it.path: it for it in log.copies.read().backups}
-            # From here on the bundle there follows this machine's key rotations.
-            if folder not in known:
-                made = Destination(path=folder, keep=KEEP_DEFAULT, key_epoch=0)
-                with log.exclusive():
-                    log.copies.put(made)
+            with self._backup_lock.held(), log.exclusive():
+                self._own(log, source.bundle, folder)
+            self._stamps.step("restore:destinations")
         gone = max(0, before.position - source.copy.position)
         return Restored(
             position=source.copy.position,
@@ -296,6 +300,33 @@ class Restoring:
             key_epoch=source.bundle.key_epoch,
             term=term,
         )
+
+    def _own(self, log: Log, bundle: KeyBundle, folder: str) -> None:
+        """Lets destinations follow this line, where nothing is lost by that.
+
+        The one restored from does: its bundle follows this machine's key rotations from here on.
+        Another may hold more than was restored; it is left for who wants to go back to it.
+        """
+        made = Destination(path=folder, keep=KEEP_DEFAULT, data_set=bundle.data_set)
+        known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
+        for destination in known.values():
+            inner, mark = Path(destination.path) / self._place.space, ""
+            # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
+            with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+                there = read_bundle(inner)
+                if self._holds_all(log, there):
+                    mark = there.mark.hex()
+            log.copies.put(destination.model_copy(update={"key_epoch": 0, "mark": mark}))
+
+    def _holds_all(self, log: Log, bundle: KeyBundle) -> bool:
+        """Whether a bundle has no key epoch, no key and no forget that is not known here."""
+        journal = log.journal.read()
+        path = self._place.data / "keys.db"
+        with closing(Keyring(path, self._place.space, self._vault, self._stamps)) as keyring:
+            here = {key_id for key_id, _, _ in keyring.rows()} | named_keys(journal)
+            is_newer = bundle.key_epoch > keyring.key_epoch
+        keys = {key_id for key_id, _, _ in bundle.keys}
+        return not is_newer and keys <= here and set(bundle.journal) <= set(journal)
 
 
 def _anchor_in(file: AnchorFile) -> Anchor | None:

@@ -571,6 +571,35 @@ def test_a_bundle_that_is_replaced_is_overwritten_first(memory, away):
         assert held.read() == bytes(len(old))
 
 
+def test_a_torn_bundle_is_overwritten_too_and_what_is_none_is_only_replaced(memory, tmp_path):
+    """Whoever may write to the folder makes nobody write a terabyte, nor over his own files."""
+    torn, hole, note = (tmp_path / name for name in ("torn", "hole", "note"))
+    held = {}
+    for away in (torn, hole, note):
+        memory.backup(away)
+        path = away / SPACE / FILE_NAME
+        if away == torn:
+            os.truncate(path, path.stat().st_size - 100)
+        elif away == hole:
+            path.unlink()
+            path.touch()
+            os.truncate(path, 1 << 40)
+        else:
+            path.write_bytes(b"somebody's own note")
+        held[away] = path.open("rb")
+
+    memory.forget(memory.remember(FACT).record_id, 1)
+
+    with held[torn] as file:
+        assert set(file.read()) == {0}
+    with held[hole] as file:
+        assert os.fstat(file.fileno()).st_blocks == 0
+    with held[note] as file:
+        assert file.read() == b"somebody's own note"
+    key_epoch = memory.status().key_epoch
+    assert {read_bundle(it / SPACE).key_epoch for it in held} == {key_epoch}
+
+
 # -- on a machine that has a state ----------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from memoranda.ledger.holding import all_held, until_of
 from memoranda.ledger.log import ANCHOR_EVENTS, Log
 from memoranda.ledger.stamps import moment_of, time_text
 from memoranda.ledger.takeover import completed_in
+from memoranda.ledger.witness import Destination
 from memoranda.tools.parts import Parts
 
 MENDED = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
@@ -149,34 +150,34 @@ def _backups(log: Log) -> Iterator[Check]:
     """Whether a lost machine could be restored with what is forgotten left out."""
     present = 0
     for destination in log.copies.read().backups:
-        fault = _backup_fault(log, Path(destination.path) / log.space)
+        fault = _backup_fault(log, destination)
         if fault is None:
             present += 1
             message = "has the present key bundle and whole copies of the log"
             yield _fine("backup", f"{destination.path} {message}")
         else:
-            again = f"`memoranda backup {destination.path}` writes it"
-            yield _finding("backup", f"{destination.path}: {fault}; {again}")
+            yield _finding("backup", f"{destination.path}: {fault}")
     if not present:
         message = "no backup is whole and younger than the last key rotation"
         yield _finding("recovery", f"{message}; `memoranda backup DIR` makes one")
 
 
-def _backup_fault(log: Log, folder: Path) -> str | None:
+def _backup_fault(log: Log, destination: Destination) -> str | None:
+    """What is wrong with a destination, and what mends it."""
     try:
-        _read_backup(log, folder)
+        _read_backup(log, destination)
     except IntegrityFault as fault:
-        return str(fault)
+        return f"{fault}; `memoranda backup {destination.path}` writes it"
     except RefusedError as error:
         return error.refused.message
     return None
 
 
-def _read_backup(log: Log, folder: Path) -> None:
+def _read_backup(log: Log, destination: Destination) -> None:
     """Raises what is wrong with a destination; the newest copy, which a restore takes, is whole."""
+    folder = Path(destination.path) / log.space
     bundle = read_bundle(folder)
-    if bundle.data_set != log.data_set:
-        raise IntegrityFault("the key bundle is another ledger's")
+    log.refuse_anothers(destination)
     if bundle.key_epoch != log.head().key_epoch:
         raise IntegrityFault("the key bundle is older than the last key rotation")
     manifest = read_manifest(folder)
