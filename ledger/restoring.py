@@ -4,12 +4,20 @@ Until it has ended a mark stands in the state folder, and the ledger opens for n
 step may be repeated: a second run begins with the same copy and comes to the same end.
 """
 
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from memoranda.ledger.backups import KEEP_DEFAULT, LogCopy, read_manifest, verify_listed
+from memoranda.ledger.backups import (
+    KEEP_DEFAULT,
+    LogCopy,
+    Manifest,
+    put_line_last,
+    read_manifest,
+    verify_listed,
+)
 from memoranda.ledger.bundles import KeyBundle, read_bundle
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft
@@ -75,6 +83,12 @@ class _Source:
     copy: LogCopy
     path: Path
     bundle: KeyBundle
+    manifest: Manifest
+
+    def check(self, key: bytes) -> None:
+        """Raises IntegrityFault unless the ledger whose key this is has written both."""
+        self.bundle.check(key)
+        self.manifest.check(key)
 
 
 class Restoring:
@@ -97,7 +111,7 @@ class Restoring:
             source = self._source(folder, asked.position)
             with suppress(RefusedError):
                 self._vault.unlock()  # what does not open is asked for by its code
-            wrapping_key = self._wrapping_key(source.bundle, asked.code)
+            wrapping_key = self._wrapping_key(source, asked.code)
             for own in (self._place.data, self._place.state):
                 make_folder(own)
             with self._lock.held():
@@ -118,23 +132,23 @@ class Restoring:
 
     def _source(self, folder: Path, position: int | None) -> _Source:
         inner = folder / self._place.space
-        manifest = read_manifest(inner)
-        copies = manifest.copies if manifest else ()
-        early = [it for it in copies if position is None or it.position <= position]
-        if manifest is None or not early:
-            raise _refused("backup", "there is no such backup of this space in the folder")
-        copy = early[-1]
         try:
+            manifest = read_manifest(inner)
+            copies = manifest.copies if manifest else ()
+            copy = _newest(copies, position)
+            if manifest is None or copy is None:
+                raise _refused("backup", "there is no such backup of this space in the folder")
             verify_listed(inner, copy, self._place.space)
             bundle = read_bundle(inner)
         except IntegrityFault as fault:
             raise _refused("backup", str(fault)) from fault
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
-        return _Source(copy, inner / copy.file, bundle)
+        return _Source(copy, inner / copy.file, bundle, manifest)
 
-    def _wrapping_key(self, bundle: KeyBundle, code: str | None) -> bytes | None:
+    def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
         """What opens the bundle; None where the key file here, which is newer, serves instead."""
+        bundle = source.bundle
         key = self._slot_keys().get(bundle.key_epoch)
         if code is not None:
             try:
@@ -147,13 +161,13 @@ class Restoring:
             message = "needed here: no wrapping key on this machine opens the backup's key bundle"
             raise _refused("recovery", message)
         try:
-            # Whoever may write to the folder has none of the keys that the mark is made with.
+            # Whoever may write to the folder has none of the keys that the marks are made with.
             if here is not None and here[0] == bundle.data_set:
-                bundle.check(here[1])
+                source.check(here[1])
             if key is not None:
-                bundle.check(bundle_key_in(bundle.keys, key, self._place.space))
+                source.check(bundle_key_in(bundle.keys, key, self._place.space))
         except IntegrityFault as fault:
-            message = f"the key bundle does not open: {fault}"
+            message = f"the backup does not open: {fault}"
             hint = "" if code else "; with --recovery, your code may"
             raise _refused("backup", message + hint) from fault
         return key
@@ -316,6 +330,8 @@ class Restoring:
                 there = read_bundle(inner)
                 if self._holds_all(log, there):
                     mark = there.mark.hex()
+                if destination.path == folder:
+                    put_line_last(log, inner)
             log.copies.put(destination.model_copy(update={"key_epoch": 0, "mark": mark}))
 
     def _holds_all(self, log: Log, bundle: KeyBundle) -> bool:
@@ -327,6 +343,13 @@ class Restoring:
             is_newer = bundle.key_epoch > keyring.key_epoch
         keys = {key_id for key_id, _, _ in bundle.keys}
         return not is_newer and keys <= here and set(bundle.journal) <= set(journal)
+
+
+def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:
+    """The copy that was made last; up to a position, one that ends there goes before."""
+    early = [it for it in copies if position is None or it.position <= position]
+    exact = [it for it in early if it.position == position]
+    return next(reversed(exact or early), None)
 
 
 def _anchor_in(file: AnchorFile) -> Anchor | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from memoranda.ledger.backups import read_manifest, verify_listed
+from memoranda.ledger.backups import manifest_of, verify_listed
 from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
@@ -178,15 +178,21 @@ def _read_backup(log: Log, destination: Destination) -> None:
     folder = Path(destination.path) / log.space
     bundle = read_bundle(folder)
     log.refuse_anothers(destination)
+    bundle.check(log.bundle_key)
     if bundle.key_epoch != log.head().key_epoch:
         raise IntegrityFault("the key bundle is older than the last key rotation")
-    manifest = read_manifest(folder)
+    manifest = manifest_of(log, folder)
     if manifest is None or not manifest.copies:
         raise IntegrityFault("no copy of the log is there")
     for copy in manifest.copies:
         if not (folder / copy.file).is_file():
             raise IntegrityFault(f"{copy.file} is missing")
-    verify_listed(folder, manifest.copies[-1], log.space)
+    newest = manifest.copies[-1]
+    verify_listed(folder, newest, log.space)
+    with log.reading() as store:
+        is_ours = store.chain_at(newest.position) == bytes.fromhex(newest.chain)
+    if not is_ours:
+        raise IntegrityFault("the newest copy there is of another line of this log")
 
 
 def _state_folder(log: Log) -> Iterator[Check]:
