@@ -148,8 +148,8 @@ class Restoring:
 
     def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
         """What opens the bundle; None where the key file here, which is newer, serves instead."""
-        bundle = source.bundle
-        key = self._slot_keys().get(bundle.key_epoch)
+        bundle, slots = source.bundle, self._slot_keys()
+        key = slots.get(bundle.key_epoch)
         if code is not None:
             try:
                 _, key = open_recovery_copy(bundle.recovery, code, self._place.space)
@@ -157,7 +157,9 @@ class Restoring:
                 message = "is not the code that opens this backup's key bundle"
                 raise _refused("recovery", message) from fault
         here = self._keys_here()
-        if key is None and (here is None or here[0] != bundle.data_set):
+        # Older ones are those of another backup, whose restore was interrupted.
+        is_newer = max(slots, default=0) > bundle.key_epoch
+        if key is None and not (is_newer and here is not None and here[0] == bundle.data_set):
             message = "needed here: no wrapping key on this machine opens the backup's key bundle"
             raise _refused("recovery", message)
         try:
@@ -222,7 +224,9 @@ class Restoring:
         if not force:
             self._refuse_if_ahead(source)
         here = None if is_anothers else _anchor_in(witnesses(self._place.state)[0])
-        before = max(here, source.bundle.anchor) if here else source.bundle.anchor
+        seen = [it for it in (here, source.bundle.anchor) if it is not None]
+        # What is lost is told of: the longest line may be the one that comes back.
+        before = max([it for it in seen if not self._stands_in(source, it)] or seen)
         mark.write(before)
         return before
 
@@ -272,9 +276,7 @@ class Restoring:
             if error.refused.refusal is not Refusal.SPACE_UNKNOWN:
                 raise
             return
-        with closing(connect_copy(source.path, schema_number=SCHEMA_NUMBER)) as copy:
-            rows = SQLiteSnapshot(copy, self._place.space).at([head.position])
-        if head.position and [row.chain for row in rows] != [head.chain]:
+        if not self._stands_in(source, Anchor.of(head)):
             message = "the ledger here goes further than the backup, or another way; --force puts"
             raise _refused("force", f"{message} the backup in its place all the same")
 
@@ -303,7 +305,7 @@ class Restoring:
             with self._backup_lock.held(), log.exclusive():
                 self._own(log, source.bundle, folder)
             self._stamps.step("restore:destinations")
-        gone = max(0, before.position - source.copy.position)
+        gone = self._gone(source, before)
         return Restored(
             position=source.copy.position,
             recorded_at=source.copy.recorded_at,
@@ -314,6 +316,17 @@ class Restoring:
             key_epoch=source.bundle.key_epoch,
             term=term,
         )
+
+    def _gone(self, source: _Source, before: Anchor) -> int:
+        """How many events the anchor had seen that are not there now; at least its own, if so."""
+        is_there = self._stands_in(source, before)
+        return 0 if is_there else max(1, before.position - source.copy.position)
+
+    def _stands_in(self, source: _Source, anchor: Anchor) -> bool:
+        """Whether the copy goes on from an anchor."""
+        with closing(connect_copy(source.path, schema_number=SCHEMA_NUMBER)) as copy:
+            rows = SQLiteSnapshot(copy, self._place.space).at([anchor.position])
+        return anchor.position == 0 or [row.chain for row in rows] == [anchor.chain]
 
     def _own(self, log: Log, bundle: KeyBundle, folder: str) -> None:
         """Lets destinations follow this line, where nothing is lost by that.
