@@ -14,6 +14,7 @@ from memoranda.ledger.backups import (
     KEEP_DEFAULT,
     LogCopy,
     Manifest,
+    is_as_made,
     put_line_last,
     read_manifest,
     verify_listed,
@@ -108,7 +109,7 @@ class Restoring:
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
         """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
         try:
-            source = self._source(folder, asked.position)
+            source = self._source(folder, asked)
             with suppress(RefusedError):
                 self._vault.unlock()  # what does not open is asked for by its code
             wrapping_key = self._wrapping_key(source, asked.code)
@@ -130,15 +131,18 @@ class Restoring:
 
     # -- what is restored -------------------------------------------------------------------
 
-    def _source(self, folder: Path, position: int | None) -> _Source:
+    def _source(self, folder: Path, asked: Asked) -> _Source:
         inner = folder / self._place.space
         try:
             manifest = read_manifest(inner)
             copies = manifest.copies if manifest else ()
-            copy = _newest(copies, position)
+            copy = _newest(copies, asked.position)
             if manifest is None or copy is None:
                 raise _refused("backup", "there is no such backup of this space in the folder")
             verify_listed(inner, copy, self._place.space)
+            if not asked.force and not is_as_made(inner, copy):
+                message = "the copy of the log was damaged or changed; --force puts in place what"
+                raise _refused("backup", f"{message} its chain vouches for")
             bundle = read_bundle(inner)
         except IntegrityFault as fault:
             raise _refused("backup", str(fault)) from fault

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from memoranda.ledger.backups import manifest_of, verify_listed
+from memoranda.ledger.backups import is_as_made, manifest_of, verify_listed
 from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
@@ -189,6 +189,8 @@ def _read_backup(log: Log, destination: Destination) -> None:
             raise IntegrityFault(f"{copy.file} is missing")
     newest = manifest.copies[-1]
     verify_listed(folder, newest, log.space)
+    if not is_as_made(folder, newest):
+        raise IntegrityFault("the newest copy there was damaged or changed")
     with log.reading() as store:
         is_ours = store.chain_at(newest.position) == bytes.fromhex(newest.chain)
     if not is_ours:
