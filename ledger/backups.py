@@ -162,11 +162,9 @@ class Backups:
     def _refusal(self, folder: Path, keep: int | None) -> Refused | None:
         if keep is not None and not (type(keep) is int and 1 <= keep <= KEEP_MAX):
             return Refused(Refusal.INVALID_REQUEST, "keep", f"is 1 to {KEEP_MAX}")
-        target, place = (folder / self._log.space).resolve(), self._log.place
-        for own in (place.data.resolve(), place.state.resolve()):
-            if target.is_relative_to(own):
-                message = "lies inside the ledger's own folders; choose another disk or folder"
-                return Refused(Refusal.INVALID_REQUEST, "destination", message)
+        if self._log.place.holds((folder / self._log.space).resolve()):
+            message = "lies inside a ledger's own folders; choose another disk or folder"
+            return Refused(Refusal.INVALID_REQUEST, "destination", message)
         return None
 
     def _known(self, path: str) -> Destination:

@@ -30,7 +30,7 @@ from memoranda.ledger.events import (
     RecordCommitted,
 )
 from memoranda.ledger.guards import Guards, Seen, captured_at, guards_of
-from memoranda.ledger.holding import held_on, revision_of, still_held, until_of
+from memoranda.ledger.holding import held_on, revision_of, still_held
 from memoranda.ledger.personal import AnyRecord, Record, Tombstone, source_refs
 from memoranda.ledger.requests import Request
 from memoranda.ledger.sources import parse_ref, subject
@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
     `data_sets` are those of the providers selected; `is_fenced` says that a protection was lost,
     `fences` are the fencing numbers of those that hold.
-    By `log_time`, the `present` one, the window of a forget is measured; microseconds all.
+    `forget_window` is how long a forget can be taken back; microseconds both.
     """
 
     now: int
@@ -52,7 +52,6 @@ class Moment(NamedTuple):
     data_sets: DataSets = DataSets()
     is_fenced: bool = False
     fences: Mapping[str, int] = MappingProxyType({})
-    log_time: int = 0
     forget_window: int = 0
 
     @property
@@ -173,10 +172,9 @@ class Case:
 
     @property
     def taken_back(self) -> HeldWords | None:
-        """The words that a take-back means, while their window lasts."""
+        """The words that a take-back means, while they are held."""
         revision = self.request.change.held_revision if self.request.change else None
-        lasting = (it for it in self.held_copies if self.moment.log_time < until_of(it))
-        meant = [it for it in lasting if revision in {None, revision_of(it)}]
+        meant = [it for it in self.held_copies if revision in {None, revision_of(it)}]
         return meant[-1].body(HeldWords) if meant else None
 
     @property

@@ -26,7 +26,6 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import OperationPrepared
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.guards import reader_of
-from memoranda.ledger.holding import present
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
@@ -311,7 +310,6 @@ class CommitProtocol:
             store.head.term,
             self._stamps.new_id,
             self._ports.data_sets,
-            log_time=present(store.now, store.clock),
             forget_window=self._forget_window,
         )
         if protected is None:

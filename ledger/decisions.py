@@ -323,8 +323,8 @@ def _copy(case: Case, stored: Stored, value: AnyRecord) -> Draft:
     )
     # A name of its own: its release explains this body's end and no other's.
     name = Tag("held", case.moment.new_id("held"))
-    until = case.moment.log_time + case.moment.forget_window
-    header = ForgetHeld(revision=value.revision, until=until)
+    since, window = case.moment.now, case.moment.forget_window
+    header = ForgetHeld(revision=value.revision, since=since, until=since + window)
     return Draft(header, words, (FORGET_TAG, Tag("personal:rec", value.id), name), FRESH_KEY)
 
 

@@ -406,21 +406,27 @@ class HeldWords(Body):
 class ForgetHeld(Header):
     """What a model's session forgot is held for the person, under a key of its own.
 
-    `revision` is the one that said it. It is released from `until` on, microseconds of log time.
+    `revision` said it; the window is `since` to `until`, readings of the clock in microseconds.
     """
 
     TOPIC: ClassVar[str] = "forget.held/1"
     BODY: ClassVar[type[Value] | None] = HeldWords
 
     revision: int
+    since: int
     until: int
 
 
-class ForgetReleased(Header):
-    """What was held is let go of: its time is over, or the person said so early.
+class ForgetDue(Header):
+    """A reading of the clock beyond the window of what is held, which falls by a later one."""
 
-    Nothing that was held up to the position `through` is held any more.
-    """
+    TOPIC: ClassVar[str] = "forget.due/1"
+
+    reading: int
+
+
+class ForgetReleased(Header):
+    """What was held up to the position `through` is let go of: in time, or the person said so."""
 
     TOPIC: ClassVar[str] = "forget.released/1"
 

@@ -20,7 +20,16 @@ from memoranda.ledger.events import (
     RecordCommitted,
 )
 from memoranda.ledger.guards import Seen, captured_at, message_guard
-from memoranda.ledger.holding import FORGET_TAG, all_held, present, still_held, until_of
+from memoranda.ledger.holding import (
+    FORGET_TAG,
+    all_held,
+    due,
+    ends_at,
+    is_beyond,
+    readings_since,
+    still_held,
+    until_of,
+)
 from memoranda.ledger.log import ROTATIONS, Log
 from memoranda.ledger.receipts import ForgetReceipt, Receipt
 from memoranda.ledger.sealed_store import SealedStore
@@ -114,26 +123,31 @@ class Forgetting:
         """Lets go of what is held, as soon as its time is over, or at once; `finish` follows it."""
         with self._log.reading() as store:
             held, head = all_held(store), store.head
-        self._due, self._looked_at = _first_due(held), head.key_epoch
+            readings = readings_since(store, held)
+        self._looked_at = head.key_epoch
+        self._due = _next_look(held, readings, self._clock())
         if not held or not (is_early or self._is_due(head)):
             return
         with self._log.deciding() as store:
-            held, now = all_held(store), present(store.now, store.clock)
-            kept = [] if is_early else [it for it in held if until_of(it) > now]
-            falling = [it for it in held if is_early or until_of(it) <= now]
+            held, clock = all_held(store), store.clock
+            readings = readings_since(store, held)
+            over = {it.position: ends_at(it, readings, clock) for it in held}
+            falling = [it for it in held if is_early or (over[it.position] or clock + 1) <= clock]
+            kept = [it for it in held if it not in falling]
             if falling:
                 through = kept[0].position - 1 if kept else store.head.position
                 apply(store, _released(falling, through, is_early=is_early))
-        self._due = _first_due(kept)
+            if any(over[it.position] is None and is_beyond(it, clock) for it in kept):
+                event = store.append(due(clock))
+                readings.append((event.position, clock))
+        self._due = _next_look(kept, readings, clock)
         self._stamps.step("forget:released")
 
     def _is_due(self, head: Head) -> bool:
         """Whether to look: its time is over, or another process has rotated, as forgets do."""
         if head.key_epoch != self._looked_at:
             return True
-        clock = self._clock()
-        time = present(max(head.recorded_at, clock), clock)
-        return self._due is not None and time >= self._due
+        return self._due is not None and self._clock() >= self._due
 
     def _clock(self) -> int:
         return microseconds(self._stamps.now())
@@ -218,8 +232,17 @@ def _released(held: Sequence[Event], through: int, *, is_early: bool) -> Decided
     return Decided(Draft(header, tags=tags), erased=tuple(it.position for it in held))
 
 
-def _first_due(held: Sequence[Event]) -> int | None:
-    return min((until_of(it) for it in held), default=None)
+def _next_look(
+    held: Sequence[Event], readings: Sequence[tuple[int, int]], clock: int
+) -> int | None:
+    """When, by the clock, to look at what is held: its window is over, or was misread."""
+    return min((_look_at(it, ends_at(it, readings, clock), clock) for it in held), default=None)
+
+
+def _look_at(held: Event, over: int | None, clock: int) -> int:
+    if over is not None:
+        return over
+    return clock if is_beyond(held, clock) else until_of(held)
 
 
 def _held_until(held: Sequence[Event]) -> tuple[str, ...]:

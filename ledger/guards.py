@@ -49,10 +49,11 @@ class Seen:
         self._found = dict(found)
 
     def look(self, store: Store, boundary: Iterable[Selector]) -> bool:
-        """Reads the selectors not yet seen; whether there were any."""
+        """Reads the selectors not yet seen; whether any showed something to ask on from."""
         new = [selector for selector in dict.fromkeys(boundary) if selector not in self._found]
-        self._found |= zip(new, store.select_each(new), strict=True)
-        return bool(new)
+        found = store.select_each(new)
+        self._found |= zip(new, found, strict=True)
+        return any(found)
 
     def all(self, selector: Selector) -> list[Event]:
         return self._found.get(selector, [])

@@ -205,8 +205,11 @@ class Log:
             with self.deciding():
                 pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
-            self._keyring.begin_epoch(self._keyring.key_epoch + 1, keeping)
+            before = self._keyring.key_epoch
+            self._keyring.begin_epoch(before + 1, keeping)
             self._settle_keys()
+            if self._keyring.key_epoch == before:
+                raise StorageFault("the new wrapping key could not be had, so the old one stays")
             self._write_anchor(by=1)
             self.rewrite_bundles()
             return self._keyring.key_epoch
@@ -308,6 +311,7 @@ class Log:
                 copies = end_keys(self.place, self._vault, self._stamps, snapshot)
             self.is_closed = True
             self._recorder.close()
+            copies += (self.engine.leftover,) if self.engine.leftover else ()
             return SpaceEnded(keys=keys, copies=copies)
 
     # -- opening ----------------------------------------------------------------------------
@@ -328,10 +332,9 @@ class Log:
     def _is_new(self, place: Place) -> bool:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
         with self._recorder.reading() as snapshot:
-            is_new = snapshot.head.position == 0
             has_keys = (place.data / "keys.db").exists()
             if not is_forgotten_space(snapshot, anywhere=not has_keys):
-                return is_new
+                return snapshot.head.position == 0
             if place.is_restoring:
                 raise RefusedError(FORGOTTEN)  # what a copy says ends no keys
             left = end_keys(place, self._vault, self._stamps, snapshot)
@@ -356,8 +359,7 @@ class Log:
         with self.reading() as store:
             if anchor.stands_on(store.head, store.chain_at(anchor.position)):
                 return
-        is_older = store.head.position < anchor.position
-        raise RefusedError(ROLLED_BACK if is_older else FORKED)
+        raise RefusedError(ROLLED_BACK if store.head.position < anchor.position else FORKED)
 
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +13,11 @@ def path_of(given: object, field: str) -> Path:
     """A path from outside, absolute, its `~` resolved; raises RefusedError (F36) for any other."""
     try:
         path = Path(given).expanduser().absolute()  # type: ignore[arg-type]  # that is asked here
-        is_path = b"\0" not in str(path).encode()
+        is_path = str(given) != "" and b"\0" not in str(path).encode()
     except (TypeError, ValueError, RuntimeError):
         path, is_path = Path(), False
     if not is_path:
-        message = "is a path of text, without NUL, and its ~ somebody's home"
+        message = "is a path of text, not empty, without NUL, and its ~ somebody's home"
         raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
     return path
 
@@ -50,10 +51,13 @@ class Place:
     """Whether a restore opens it, before it may be served."""
 
     def holds(self, path: Path) -> bool:
-        """Whether a path would lie inside the space's own folders."""
+        """Whether a path would lie inside the folders of this space, or of one beside it."""
         target = path.parent.resolve() / path.name
-        own = (self.data.resolve(), self.state.resolve())
-        return any(target.is_relative_to(folder) for folder in own)
+        return any(
+            target.is_relative_to(folder)
+            for own in (self.data.resolve(), self.state.resolve())
+            for folder in (own, *_beside(own, target))
+        )
 
     @property
     def mark(self) -> Path:
@@ -74,3 +78,11 @@ class Place:
             message = "a space is 1 to 64 of A-Z a-z 0-9 _ . - and starts with a letter or digit"
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, "space", message))
         return cls(space, data / space, state / space, engine)
+
+
+def _beside(own: Path, target: Path) -> Iterator[Path]:
+    """The folder of another space that a path leads into, if it leads into one."""
+    if own.parent in target.parents:
+        folder = own.parent / target.relative_to(own.parent).parts[0]
+        if any((folder / name).exists() for name in ("keys.db", "slots")):
+            yield folder

@@ -1,7 +1,7 @@
 """The recorder on PostgreSQL: one head row a space, taken before anything is read to decide.
 
 Nobody waits but the writers of one space, and only for that row: no table lock, no advisory lock,
-no notification. Statements whose answer nobody waits for travel with the next one (pipeline).
+no notification. A commit is three journeys: take the head, read what decides, append and commit.
 """
 
 import os
@@ -25,7 +25,7 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.recorder import Recorder
-from memoranda.ledger.sql_log import SQLSnapshot, SQLTransaction, copy_log
+from memoranda.ledger.sql_log import HEAD, SQLSnapshot, SQLTransaction, copy_log
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot, copy_into
 from memoranda.ledger.stamps import Stamps
@@ -42,28 +42,66 @@ WAIT_S = 10.0
 
 _DECIDE = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_NAME = "SELECT set_config('memoranda.space', ?, true)"
-_TAKE = "SELECT 1 FROM heads WHERE space = ? FOR UPDATE"
+_NAME = "SET LOCAL memoranda.space = ?"
+_TAKE = f"{HEAD} FOR UPDATE"
 _MAKE = "INSERT INTO heads VALUES (?, 0, ?, 0, 0) ON CONFLICT (space) DO NOTHING"
+DUE_MAX = 500
+"""Statements that wait for a journey, before they make one of their own."""
 
 
 class Session:
-    """A connection as the shared SQL wants it: values stand as `?`."""
+    """A connection as the shared SQL wants it: values stand as `?`.
+
+    What nobody waits for an answer of is due, and travels with the next statement that is asked:
+    as one text, which costs both sides less than a pipeline (0.5 against 0.7 ms of CPU a commit).
+    Statements that travel alone are prepared.
+    """
 
     def __init__(self, raw: Raw, space: str, begin: str) -> None:
         self._raw = raw
-        self.execute(begin)
-        self.execute(_NAME, (space,))
+        self._due: list[tuple[str, Sequence[object]]] = [(begin, ()), (_NAME, (space,))]
 
     def execute(
         self, sql: str, values: Sequence[object] = (), /
     ) -> psycopg.Cursor[tuple[object, ...]]:
-        """Runs one statement; in a pipeline its errors come with the next answer."""
-        return self._raw.execute(_marked(sql), values)
+        """Runs what is due and then one statement, whose answer this is."""
+        if not self._due:
+            return self._raw.execute(_marked(sql), values)
+        self._due.append((sql, values))
+        return self._sent()
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> None:
-        """Runs one statement for each of some values."""
-        self._raw.cursor().executemany(_marked(sql), values)
+        """Lets one statement for each of some values be due."""
+        for each in values:
+            self._due.append((sql, each))
+            if len(self._due) > DUE_MAX:
+                self._sent()
+
+    def _sent(self) -> psycopg.Cursor[tuple[object, ...]]:
+        text = "; ".join(_marked(sql) for sql, _ in self._due)
+        values = [value for _, each in self._due for value in each]
+        self._due.clear()
+        whole = psycopg.ClientCursor(self._raw).mogrify(text, values)
+        cursor = self._raw.execute(whole, prepare=False)
+        while cursor.nextset():
+            pass
+        return cursor
+
+
+class PostgresTransaction(SQLTransaction):
+    """The deciding transaction: its head is taken before anything else is read."""
+
+    def _head_row(self) -> tuple[object, ...] | None:
+        row = self._connection.execute(_TAKE, (self._space,)).fetchone()
+        if row is None:
+            # A select that found no row has locked nothing: make the row, and lock that.
+            made = (self._space, chain.origin(self._space))
+            self._connection.executemany(_MAKE, [made])
+            row = self._connection.execute(_TAKE, (self._space,)).fetchone()
+        if row is not None and row[-1] is None:
+            # Whoever waited got the head as it is now, beside events as they were before.
+            row = super()._head_row()
+        return row
 
 
 class PostgresSpace:
@@ -109,12 +147,12 @@ class PostgresSpace:
     def _remove(self, session: "Session") -> None:
         session.execute("SELECT set_config('memoranda.replacing', 'on', true)")
         for table in ("bodies", "tags", "events", "heads"):
-            session.execute(f"DELETE FROM {table} WHERE space = ?", (self._space,))
+            session.executemany(f"DELETE FROM {table} WHERE space = ?", [(self._space,)])
 
     @contextmanager
     def _session(self) -> Iterator["Session"]:
         try:
-            with psycopg.connect(self._url, autocommit=True) as raw, raw.pipeline():
+            with psycopg.connect(self._url, autocommit=True) as raw:
                 session = Session(raw, self._space, _DECIDE)
                 yield session
                 session.execute("COMMIT")
@@ -149,10 +187,9 @@ class PostgresRecorder(Recorder):
             self._lock.held(),
             _faults_named(ending),
             self._pool.connection(WAIT_S) as raw,
-            raw.pipeline(),
         ):
             session = Session(raw, self._space, _DECIDE)
-            transaction = self._taken(session)
+            transaction = PostgresTransaction(session, self._space, self._stamps)
             before = transaction.head
             yield transaction
             if transaction.head == before:
@@ -164,21 +201,11 @@ class PostgresRecorder(Recorder):
             session.execute("COMMIT")
         self._stamps.step("log:committed")
 
-    def _taken(self, session: Session) -> SQLTransaction:
-        taken = session.execute(_TAKE, (self._space,))
-        transaction = SQLTransaction(session, self._space, self._stamps)
-        if taken.fetchone() is None:
-            # A select that found no row has locked nothing: make the row, and lock that.
-            session.execute(_MAKE, (self._space, chain.origin(self._space)))
-            session.execute(_TAKE, (self._space,))
-            transaction = SQLTransaction(session, self._space, self._stamps)
-        return transaction
-
     @contextmanager
     def reading(self) -> Iterator[SQLSnapshot]:
         """One snapshot; short, since the server keeps what is removed meanwhile."""
         try:
-            with self._pool.connection(WAIT_S) as raw, raw.pipeline():
+            with self._pool.connection(WAIT_S) as raw:
                 session = Session(raw, self._space, _READ)
                 yield SQLSnapshot(session, self._space)
                 session.execute("ROLLBACK")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from eventsourcing.dcb.api import (
     DCBAppendCondition,
@@ -36,13 +36,21 @@ class SealedEvent(DCBEvent):
     sealed: bytes = field(default=b"", repr=False)
 
 
+class Asked(NamedTuple):
+    """What is asked of the log: events of some types under a tag, all of them or the newest."""
+
+    tag: str
+    types: Sequence[str]
+    newest: bool = True
+
+
 class Snapshot(Protocol):
     """One consistent state of a space's log, over opaque tags and bytes."""
 
     head: Head
 
-    def latest(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Row | None]:
-        """The newest event under each tag of some types; the others there cost nothing."""
+    def under(self, asked: Sequence[Asked]) -> list[list[Row]]:
+        """The events under each of some tags, in order; where only the newest, no other costs."""
         ...
 
     def read(

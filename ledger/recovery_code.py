@@ -15,8 +15,10 @@ def code_of(raw: bytes) -> str:
     return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
 
 
-def read_code(code: str) -> bytes | None:
-    """What a code stands for, however it is spaced; None for a mistyped one."""
+def read_code(code: object) -> bytes | None:
+    """What a code stands for, however it is spaced; None for a mistyped one, or none at all."""
+    if not isinstance(code, str):
+        return None
     text = "".join(code.split()).replace("-", "").upper()
     body, check = text[:-_CHECK_CHARACTERS], text[-_CHECK_CHARACTERS:]
     try:

@@ -10,7 +10,7 @@ from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selecto
 from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import Attachment, Header, TermCause, TermTaken, Value
 from memoranda.ledger.keyring import Keyring
-from memoranda.ledger.recorder import SealedEvent, Snapshot, Transaction
+from memoranda.ledger.recorder import Asked, SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES
 from memoranda.ledger.shapes import read_body, stored_types
 from memoranda.ledger.stamps import Stamps
@@ -39,27 +39,24 @@ class SealedStore:
 
     def select(self, selector: Selector, after: int = 0) -> list[Event]:
         """The events behind a selector, in order; of the newest, `after` is not asked."""
-        tag, types = self._asked(selector)
-        if selector.newest:
-            newest = self._snapshot.latest([(tag, types)])
-            rows = [row for row in newest if row]
-        else:
-            rows = self._snapshot.read(DCBQuery([DCBQueryItem(types, [tag])]), after)
-        return [self._behind(row, tag, types) for row in rows]
+        if selector.newest or not after:
+            return self.select_each([selector])[0]
+        asked = self._asked(selector)
+        rows = self._snapshot.read(DCBQuery([DCBQueryItem(list(asked.types), [asked.tag])]), after)
+        return [self._behind(row, asked) for row in rows]
 
     def select_each(self, selectors: Sequence[Selector]) -> list[list[Event]]:
-        """The events behind each of some selectors; the newest ones in one journey."""
-        asked = [self._asked(it) for it in selectors if it.newest]
-        rows = zip(asked, self._snapshot.latest(asked), strict=True)
-        newest = ([self._behind(row, *of)] if row else [] for of, row in rows)
-        return [next(newest) if it.newest else self.select(it) for it in selectors]
+        """The events behind each of some selectors, in few journeys however many they are."""
+        asked = [self._asked(it) for it in selectors]
+        found = zip(asked, self._snapshot.under(asked), strict=True)
+        return [[self._behind(row, of) for row in rows] for of, rows in found]
 
-    def _asked(self, selector: Selector) -> tuple[str, list[str]]:
+    def _asked(self, selector: Selector) -> Asked:
         types = [stored for shape in selector.shapes for stored in stored_types(shape)]
-        return self.blinded(selector.tag), types
+        return Asked(self.blinded(selector.tag), types, selector.newest)
 
-    def _behind(self, row: Row, tag: str, types: Sequence[str]) -> Event:
-        if tag not in row.tags or row.type not in types:
+    def _behind(self, row: Row, asked: Asked) -> Event:
+        if asked.tag not in row.tags or row.type not in asked.types:
             raise IntegrityFault(f"position {row.position}: a tag leads to another event")
         return self.event(row)
 

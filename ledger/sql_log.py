@@ -9,12 +9,17 @@ from eventsourcing.dcb.api import DCBEvent, DCBQuery, DCBQueryItem
 from memoranda.ledger import chain
 from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import IntegrityFault, StorageFault
-from memoranda.ledger.recorder import SealedEvent
+from memoranda.ledger.recorder import Asked, SealedEvent
 from memoranda.ledger.stamps import Stamps, microseconds
 
 PAGE = 1000
 CLOCK_MAX_US = 221_845_392_000_000_000
 """The year 9000: a later reading could not be followed by others that time can still write."""
+
+HEAD = """SELECT position, chain, term, key_epoch,
+       (SELECT recorded_at FROM events e WHERE e.space = h.space AND e.position = h.position)
+  FROM heads h WHERE h.space = ?"""
+"""The head row, with the time of the event that it names."""
 
 _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment, e.chain,
        b.key_id, b.sealed
@@ -22,18 +27,15 @@ _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment,
 
 
 @cache
-def _latest(types: tuple[int, ...]) -> str:
-    """The newest event under each of some tags, by how many types are asked for there."""
-    return " UNION ALL ".join(
-        f"SELECT {n} AS n, {_COLUMNS} WHERE e.space = ? AND e.position = ({_newest(count)})"
-        for n, count in enumerate(types)
-    )
-
-
-def _newest(types: int) -> str:
+def _positions_under(asked: tuple[tuple[int, bool], ...]) -> str:
+    """The positions under some tags, by how many types are asked for there, and if the newest."""
     # One look-up for each type: left to IN, SQLite walks every event of the types under the tag.
-    each = "SELECT max(position) AS p FROM tags WHERE space = ? AND tag = ? AND type = ?"
-    return f"SELECT max(x.p) FROM ({' UNION ALL '.join([each] * types)}) x"
+    return " UNION ALL ".join(
+        f"SELECT {n} AS n, {'max(position)' if newest else 'position'} AS position"
+        " FROM tags WHERE space = ? AND tag = ? AND type = ?"
+        for n, (types, newest) in enumerate(asked)
+        for _ in range(types)
+    )
 
 
 class Cursor(Protocol):
@@ -52,11 +54,11 @@ class Connection(Protocol):
     """A connection to an engine, inside a transaction; values stand as `?`."""
 
     def execute(self, sql: str, values: Sequence[object] = (), /) -> Cursor:
-        """Runs one statement."""
+        """Runs one statement whose answer is waited for."""
         ...
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object:
-        """Runs one statement for each of some values."""
+        """Runs one statement for each of some values, before any other is answered."""
         ...
 
 
@@ -69,12 +71,7 @@ class SQLSnapshot:
         self.head = self._head()
 
     def _head(self) -> Head:
-        row = self._connection.execute(
-            "SELECT h.position, h.chain, h.term, h.key_epoch, coalesce(e.recorded_at, 0)"
-            " FROM heads h LEFT JOIN events e ON e.space = h.space AND e.position = h.position"
-            " WHERE h.space = ?",
-            (self._space,),
-        ).fetchone()
+        row = self._head_row()
         if row is None:
             return Head(0, chain.origin(self._space), 0, 0, 0)
         position, link, term, key_epoch, recorded_at = row
@@ -82,19 +79,27 @@ class SQLSnapshot:
             raise IntegrityFault("the head row is damaged")
         return Head(position, link, term, key_epoch, _time(recorded_at))
 
-    def latest(self, asked: Sequence[tuple[str, Sequence[str]]]) -> list[Row | None]:
-        """The newest event under each tag of some types; the others there cost nothing."""
+    def _head_row(self) -> tuple[Any, ...] | None:
+        return self._connection.execute(HEAD, (self._space,)).fetchone()
+
+    def under(self, asked: Sequence[Asked]) -> list[list[Row]]:
+        """The events under each of some tags, in order; where only the newest, no other costs."""
         if not asked:
             return []
-        space = self._space
-        values = [
-            value
-            for tag, types in asked
-            for value in (space, *(it for each in types for it in (space, tag, each)))
-        ]
-        sql = _latest(tuple(len(types) for _, types in asked))
-        found = {n: _row(row) for n, *row in self._connection.execute(sql, values).fetchall()}
-        return [found.get(n) for n in range(len(asked))]
+        values: list[object] = []
+        for tag, types, _ in asked:
+            values += (it for each in types for it in (self._space, tag, each))
+        sql = _positions_under(tuple((len(types), newest) for _, types, newest in asked))
+        found: list[set[int]] = [set() for _ in asked]
+        for n, position in self._connection.execute(sql, values).fetchall():
+            # No row under a tag has no newest position, and a damaged one leads to no event.
+            if isinstance(position, int):
+                found[n].add(position)
+        for (_, _, newest), positions in zip(asked, found, strict=True):
+            if newest and positions:
+                positions.intersection_update({max(positions)})
+        rows = {row.position: row for row in self.at(sorted(set().union(*found)))}
+        return [[rows[it] for it in sorted(positions) if it in rows] for positions in found]
 
     def read(
         self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
@@ -122,14 +127,13 @@ class SQLSnapshot:
 
     def at(self, positions: Sequence[int]) -> list[Row]:
         """The events at some positions."""
-        if not positions:
-            return []
-        marks = ", ".join("?" * len(positions))
-        rows = self._connection.execute(
-            f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position IN ({marks})",
-            (self._space, *positions),
-        )
-        return [_row(row) for row in rows.fetchall()]
+        rows = []
+        for first in range(0, len(positions), PAGE):
+            page = positions[first : first + PAGE]
+            marks = ", ".join("?" * len(page))
+            sql = f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position IN ({marks})"
+            rows += self._connection.execute(sql, (self._space, *page)).fetchall()
+        return [_row(row) for row in rows]
 
     def tag_rows(self, after: int, through: int) -> set[tuple[int, str, str]]:
         """The (position, tag, type) rows of the tag table in a stretch of the log, for audit."""
@@ -199,19 +203,19 @@ class SQLTransaction(SQLSnapshot):
             position, event.type, recorded_at, event.data, tags, sealed.commitment, tip,
             sealed.key_id, sealed.sealed if sealed.key_id else None,
         )  # fmt: skip
-        execute = self._connection.execute
-        execute(
+        write = self._connection.executemany
+        write(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._space, *row[:4], "\n".join(tags), sealed.commitment, tip),
+            [(self._space, *row[:4], "\n".join(tags), sealed.commitment, tip)],
         )
-        self._connection.executemany(
+        write(
             "INSERT INTO tags VALUES (?, ?, ?, ?)",
             [(self._space, tag, event.type, position) for tag in tags],
         )
         if sealed.key_id is not None:
-            execute(
+            write(
                 "INSERT INTO bodies VALUES (?, ?, ?, ?)",
-                (self._space, position, sealed.key_id, sealed.sealed),
+                [(self._space, position, sealed.key_id, sealed.sealed)],
             )
         self.head = self.head._replace(position=position, chain=tip, recorded_at=recorded_at)
         return row
@@ -225,7 +229,7 @@ class SQLTransaction(SQLSnapshot):
 
     def erase_every_body(self) -> None:
         """Removes all of them; the chain still verifies."""
-        self._connection.execute("DELETE FROM bodies WHERE space = ?", (self._space,))
+        self._connection.executemany("DELETE FROM bodies WHERE space = ?", [(self._space,)])
 
     def bodies_under(self, key_id: str) -> list[Row]:
         """The events whose bodies lie under a key; for keys that several share."""
@@ -238,8 +242,8 @@ class SQLTransaction(SQLSnapshot):
     def replace_body(self, position: int, key_id: str, sealed: bytes) -> None:
         """Puts the same body under another key."""
         self.erase_bodies([position])
-        self._connection.execute(
-            "INSERT INTO bodies VALUES (?, ?, ?, ?)", (self._space, position, key_id, sealed)
+        self._connection.executemany(
+            "INSERT INTO bodies VALUES (?, ?, ?, ?)", [(self._space, position, key_id, sealed)]
         )
 
     def set_key_epoch(self, key_epoch: int) -> None:
@@ -275,11 +279,11 @@ def copy_log(snapshot: SQLSnapshot, connection: Connection, space: str) -> None:
 
 def write_head(connection: Connection, space: str, head: Head) -> None:
     """Puts the head row of a space where its log has come to."""
-    connection.execute(
+    connection.executemany(
         "INSERT INTO heads VALUES (?, ?, ?, ?, ?) ON CONFLICT (space) DO UPDATE SET"
         " position = excluded.position, chain = excluded.chain, term = excluded.term,"
         " key_epoch = excluded.key_epoch",
-        (space, head.position, head.chain, head.term, head.key_epoch),
+        [(space, head.position, head.chain, head.term, head.key_epoch)],
     )
 
 

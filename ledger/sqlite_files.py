@@ -95,6 +95,7 @@ def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
 
 def refuse_foreign(path: Path) -> None:
     """Raises RefusedError for a file of another program, before anything is put beside it."""
+    _refuse_irregular(path)
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -221,12 +222,19 @@ def _wait_for(descriptor: int, kind: int, wait_s: float) -> None:
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
     try:
+        _refuse_irregular(path)
         yield
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         # SQLite quotes a damaged schema in its message, which then is no text.
         raise _named(error, path) from error
     except OSError as error:
         raise RefusedError(_read_only(path)) from error
+
+
+def _refuse_irregular(path: Path) -> None:
+    # Opening a pipe would wait for its other end.
+    if path.exists() and not path.is_file():
+        raise RefusedError(_not_ours(path))
 
 
 def _named(error: Exception, path: Path) -> Exception:

@@ -4,13 +4,20 @@ The slots say of every key epoch how its key is kept. So an unfinished rotation 
 alike whatever keeps the two keys, and another passphrase or vault is nothing but a rotation.
 """
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import Protocol, TypeVar, assert_never, runtime_checkable
 
 from memoranda.ledger.chain import framed
-from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError
+from memoranda.ledger.errors import (
+    IntegrityFault,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
 from memoranda.ledger.sealing import KEY_BYTES, NONCE_BYTES, TAG_BYTES, stretch, unwrap, wrap
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile
 from memoranda.ledger.stamps import Stamps
@@ -23,6 +30,8 @@ SCRYPT_LOG_N_MAX, SCRYPT_BLOCKS_MAX = 20, 32
 """A slot that asks for more is an attempt to fill the memory."""
 
 PASSPHRASE_CHARACTERS_MAX = 1024
+_VAULT_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+T = TypeVar("T")
 _SALT_BYTES = 16
 _LEDGER_ID_BYTES = 8
 _UNDER_PASSPHRASE, _IN_VAULT = b"\1", b"\2"
@@ -30,11 +39,13 @@ _HEADER_BYTES = 1 + len(SCRYPT_COST) + _SALT_BYTES
 _WRAPPED_BYTES = NONCE_BYTES + KEY_BYTES + TAG_BYTES
 
 
+@runtime_checkable
 class KeyVault(Protocol):
     """A place for wrapping keys outside the slot file: a system's keyring, a key service.
 
     It keeps at most two keys of a ledger, one of an even and one of an odd key epoch; `ledger_id`
-    tells the ledger from all others. Raises RefusedError (F1) while it cannot be used.
+    tells the ledger from all others. Raises RefusedError (F1) while it cannot be used; whatever
+    else it raises is a StorageFault, and so is an answer that the next one contradicts.
     """
 
     @property
@@ -77,7 +88,8 @@ class UnderPassphrase:
 
     def stretched(self, passphrase: str) -> bytes:
         """The key that the passphrase gives; however the letters were typed, the same."""
-        if not 1 <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
+        given: object = passphrase
+        if not (isinstance(given, str) and 1 <= len(given) <= PASSPHRASE_CHARACTERS_MAX):
             message = f"is a text of 1 to {PASSPHRASE_CHARACTERS_MAX} characters"
             raise RefusedError(_wrong_passphrase(message))
         text = unicodedata.normalize("NFC", passphrase)
@@ -107,6 +119,17 @@ class Unlocking:
     vault: str = SLOTS
     vaults: Mapping[str, KeyVault] = field(default_factory=dict)
     passphrase: Passphrase = field(default=None, repr=False)
+
+
+def refuse_odd_keys(passphrase: object, key_vault: object) -> None:
+    """Raises RefusedError (F36) for what an opening cannot be given as its passphrase or vault."""
+    if not (passphrase is None or isinstance(passphrase, str) or callable(passphrase)):
+        raise RefusedError(_wrong_passphrase("is a text, or gives one when it is called"))
+    if key_vault is not None and not (
+        isinstance(key_vault, KeyVault) and _VAULT_NAME.fullmatch(str(key_vault.name))
+    ):
+        message = "reads, writes and destroys keys, under a name of 1 to 64 of a-z 0-9 _ -"
+        raise RefusedError(Refused(Refusal.INVALID_REQUEST, "key_vault", message))
 
 
 class WrappingKeys:
@@ -186,6 +209,8 @@ class WrappingKeys:
         """A way of keeping keys in a vault, or in the slots."""
         if vault == SLOTS:
             return InSlot()
+        if vault not in list(self._vaults):
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", "is no vault known here"))
         return InVault(vault, self._stamps.entropy(_LEDGER_ID_BYTES).hex())
 
     # -- keys -------------------------------------------------------------------------------
@@ -234,7 +259,9 @@ class WrappingKeys:
                 content = keeping.header + wrap(self._derived[keeping], wrapping_key, bound, nonce)
             case InVault(vault=vault, ledger_id=ledger_id):
                 # The slot goes second: it never names a key that is not there.
-                self._vault(vault).write(ledger_id, key_epoch, wrapping_key)
+                self._asked(vault, lambda it: it.write(ledger_id, key_epoch, wrapping_key))
+                if self._in_vault(vault, ledger_id, key_epoch) != wrapping_key:
+                    raise StorageFault(f"{vault} did not keep a key that it was given")
                 self._stamps.step("vault:written")
                 content = _IN_VAULT + bytes.fromhex(ledger_id) + vault.encode()
             case _:
@@ -247,7 +274,9 @@ class WrappingKeys:
         if content and isinstance(kept := _keeping(content), InVault):
             # The slot goes second here too, or nobody would know of a key that is still there.
             noise = self._stamps.entropy(KEY_BYTES)
-            self._vault(kept.vault).destroy(kept.ledger_id, key_epoch, noise)
+            self._asked(kept.vault, lambda it: it.destroy(kept.ledger_id, key_epoch, noise))
+            if self._in_vault(kept.vault, kept.ledger_id, key_epoch) is not None:
+                raise StorageFault(f"{kept.vault} still has a key that it was to destroy")
             self._stamps.step("vault:destroyed")
         self._slots.destroy(key_epoch, self._stamps.entropy(SLOT_BYTES))
 
@@ -264,7 +293,7 @@ class WrappingKeys:
                 wrapped = content[_HEADER_BYTES:][:_WRAPPED_BYTES]
                 return self._unwrapped(key_epoch, kept, wrapped)
             case InVault(vault=vault, ledger_id=ledger_id):
-                return self._vault(vault).read(ledger_id, key_epoch)
+                return self._in_vault(vault, ledger_id, key_epoch)
 
     def _unwrapped(self, key_epoch: int, kept: UnderPassphrase, wrapped: bytes) -> bytes | None:
         if kept not in self._derived:
@@ -278,11 +307,23 @@ class WrappingKeys:
     def _bound(self, key_epoch: int, kept: UnderPassphrase) -> bytes:
         return b"slot/v1" + framed(self._space.encode(), key_epoch.to_bytes(4), kept.header)
 
-    def _vault(self, name: str) -> KeyVault:
+    def _in_vault(self, name: str, ledger_id: str, key_epoch: int) -> bytes | None:
+        key: object = self._asked(name, lambda it: it.read(ledger_id, key_epoch))
+        if key is None or (isinstance(key, bytes) and len(key) == KEY_BYTES):
+            return key
+        raise StorageFault(f"{name} gave something that is no wrapping key")
+
+    def _asked(self, name: str, ask: Callable[[KeyVault], T]) -> T:
+        """What a vault answers; raises StorageFault, in our words, for whatever it fails with."""
         if name not in self._vaults:
             message = f"the wrapping key is kept by {name}, which was not given"
             raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, "vault", message))
-        return self._vaults[name]
+        try:
+            return ask(self._vaults[name])
+        except RefusedError:
+            raise
+        except Exception as error:  # a vault may fail in any way
+            raise StorageFault(f"{name}, which keeps the wrapping key, failed") from error
 
 
 def _keeping(content: bytes) -> Keeping:

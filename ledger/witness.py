@@ -69,7 +69,11 @@ class AnchorFile:
         try:
             anchor = read_file(self._path, "the anchor", lambda it: Anchor.read(json.loads(it)))
         except IntegrityFault as fault:
-            raise IntegrityFault(f"{fault}; `memoranda restore` writes it") from fault
+            message = (
+                f"{fault}; `memoranda restore` writes it, and so does an opening once the file is"
+                " taken away, which then cannot see whether the log was put back"
+            )
+            raise IntegrityFault(message) from fault
         self._written = anchor or self._written
         return anchor
 
@@ -168,7 +172,7 @@ class CopyList:
 
     def read(self) -> Copies:
         """The copies known; raises IntegrityFault for a damaged list."""
-        what = "the list of copies in the state folder"
+        what = "the list of copies (`copies` in the state folder: take it away and back up again)"
         return read_file(self._path, what, Copies.model_validate_json) or Copies()
 
     def put(self, destination: Destination) -> None:

@@ -50,15 +50,17 @@ class Export:
         """One snapshot to read out; raises RefusedError (F2) for anybody but the person."""
         now_text = time_text(self._stamps.now())
         with current(self._log, self._views, self._view) as (store, connection):
-            guards = reader_of(store, caller, "query")
-            if isinstance(guards, Refused) or guards.role != "client":
-                raise RefusedError(Refused(Refusal.NOT_AUTHORIZED))
+            guards, head = reader_of(store, caller, "query"), store.head
             rows = connection.execute("SELECT position FROM records ORDER BY position")
             positions = [position for (position,) in rows]
-            blocked, reasons = _marks(store)
+        if isinstance(guards, Refused) or guards.role != "client":
+            raise RefusedError(Refused(Refusal.NOT_AUTHORIZED))
+        # Nobody waits for the views meanwhile; what was forgotten between the two is left out.
+        with self._log.reading() as store:
+            blocked, reasons = _marks(store, head.position)
             yield Readable(
                 space=store.space,
-                position=store.head.position,
+                position=head.position,
                 now_text=now_text,
                 records=_records(store, positions, now_text),
                 blocked=tuple(dict.fromkeys(blocked)),
@@ -74,12 +76,12 @@ def _records(store: SealedStore, positions: list[int], now_text: str) -> Iterato
                 yield read_of(store, stored, now_text)
 
 
-def _marks(store: SealedStore) -> tuple[list[str], dict[str, str]]:
-    """Blocked sources that no tombstone tells of, and the reasons of conflicts."""
+def _marks(store: SealedStore, through: int) -> tuple[list[str], dict[str, str]]:
+    """Up to a position: blocked sources that no tombstone tells of, and reasons of conflicts."""
     blocked: list[str] = []
     reasons: dict[str, str] = {}
     after = 0
-    while events := store.page(after, PAGE):
+    while events := store.page(after, min(PAGE, through - after)):
         after = events[-1].position
         for event in events:
             if isinstance(event.header, SourceBlocked) and (mark := event.body(BlockedSource)):

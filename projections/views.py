@@ -80,8 +80,11 @@ class ViewFile:
 
     def _start_again(self) -> sqlite3.Connection:
         # Nothing is lost with a view: what cannot be read is thrown away and computed again.
-        for name in ("", "-wal", "-shm"):
-            self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+        try:
+            for name in ("", "-wal", "-shm"):
+                self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFault(f"{self._path.name} is in the way; take it away") from error
         return self._connect()
 
     def _connect(self) -> sqlite3.Connection:

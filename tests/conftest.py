@@ -5,19 +5,22 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+import psycopg
 import pytest
 from tests.sites import Site
+from tests.tables import TABLES, Folders, Tables
 
 from memoranda.ledger.authority import BackgroundItem, ModelSession
+from memoranda.ledger.postgres_log import PostgresSpace
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
-from memoranda.tools.postgres_server import PostgresServer
+from memoranda.tools.postgres_server import PostgresServer, as_owner
 
 MAIN = "s-main-1"
 RAM = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
@@ -66,28 +69,64 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def fresh(server: PostgresServer) -> Iterator[Callable[[], str]]:
+    """Makes a place for tables apart from all others, which lasts as long as the run; its URL."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(server.schema())
+
+
+@pytest.fixture(scope="session")
+def shared(fresh: Callable[[], str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Tables on the server that every test finds empty, and how to empty them.
+
+    To make them anew would take longer than most tests.
+    """
+    url = fresh()
+    PostgresSpace(url, "us_alice").exists()  # makes them
+    with psycopg.connect(as_owner(url), autocommit=True) as owner:
+        yield url, lambda: owner.execute("".join(f"DELETE FROM {it};" for it in TABLES))
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def engine(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+def empty_engine(request: pytest.FixtureRequest) -> Callable[[], dict[str, str]]:
+    """Gives the place of the test's log, as an argument of `open_memory`, with nothing in it."""
+
+    def emptied() -> dict[str, str]:
+        if request.param == "sqlite":
+            return {}
+        url, empty = request.getfixturevalue("shared")
+        empty()
+        return {"engine": url}
+
+    return emptied
+
+
+@pytest.fixture
+def engine(empty_engine: Callable[[], dict[str, str]]) -> dict[str, str]:
     """Where the log of the test is kept, as an argument of `open_memory`."""
-    if request.param == "sqlite":
-        yield {}
-        return
-    server: PostgresServer = request.getfixturevalue("server")
-    with server.schema() as url:
-        yield {"engine": url}
-
-
-class Folders(dict[str, Path | str]):
-    """Where a ledger is: its values are the folders that a test looks through."""
-
-    def values(self) -> Any:
-        return [it for it in super().values() if isinstance(it, Path)]
+    return empty_engine()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, engine: dict[str, str]) -> dict[str, Path | str]:
     """The two folders of a ledger and its engine, as arguments of `open_memory`."""
     return Folders({"data": tmp_path / "data", "state": tmp_path / "state", **engine})
+
+
+@pytest.fixture
+def elsewhere(
+    request: pytest.FixtureRequest, folder: dict[str, Path | str], tmp_path: Path
+) -> Folders:
+    """Where another ledger is, on the same engine."""
+    engine = {"engine": request.getfixturevalue("fresh")()} if "engine" in folder else {}
+    return Folders({"data": tmp_path / "data 2", "state": tmp_path / "state 2", **engine})
+
+
+@pytest.fixture
+def tables(request: pytest.FixtureRequest, folder: dict[str, Path | str]) -> Tables:
+    """The tables of the test's log, behind its ledger's back."""
+    return Tables(folder, request.getfixturevalue("fresh") if "engine" in folder else None)
 
 
 @pytest.fixture
@@ -170,9 +209,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="higher counts, for nights and releases"
     )
-    parser.addoption(
-        "--engines", action="store_true", help="every test on every engine that it can run on"
-    )
 
 
 @pytest.fixture(scope="session")
@@ -193,22 +229,9 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--exhaustive"))
 
 
-ON_BOTH = {
-    "capture", "conflicts", "forget", "kills", "processes", "protocol", "races", "records",
-}  # fmt: skip
-"""What the gate runs on both engines: the log, the protocol, forgetting, races and crashes."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of SQLite's own files run on that engine alone; `--engines` runs all others on both."""
-    everywhere = config.getoption("--engines")
-
-    def is_run(item: pytest.Item) -> bool:
-        module = item.path.stem.removeprefix("test_")
-        is_both = (everywhere or module in ON_BOTH) and not item.get_closest_marker("sqlite")
-        return is_both or not on_postgres(item)
-
-    items[:] = [item for item in items if is_run(item)]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test runs on both engines, but for what is said to be of SQLite alone."""
+    items[:] = [it for it in items if not (it.get_closest_marker("sqlite") and on_postgres(it))]
 
 
 def on_postgres(item: pytest.Item) -> bool:

@@ -33,7 +33,17 @@ from memoranda.ledger.slots import SlotFile
 from memoranda.tools.memory import Memory
 
 CALLS = ("write", "flush", "truncate")
-MODES = {"eio": 1, "enospc": 2, "short": 3, "kill": 4, "kill after": 5}
+MODES = {
+    "eio": 1, "enospc": 2, "short": 3, "kill": 4, "kill after": 5, "torn": 6, "sticky": 7, "lie": 8,
+    "flip": 9,
+}  # fmt: skip
+"""Their numbers in `shim.c`; `torn` writes half and dies, `sticky` fails from then on."""
+
+OF_WRITES = {"short", "torn", "flip"}
+DEADLY = {"kill", "kill after", "torn"}
+UNSEEN = {"lie", "flip"}
+"""No call can notice these: they are found out afterwards, or cost what was written last."""
+FOUND_OUT = ("audit:", "it does not open", "the retry ended", "the backup does not come back")
 KEYS_ROTATED = "keys.rotated/1"
 ENDED: dict[str, Any] = {"is_ended": True}
 """The summary of a space that was forgotten for good."""
@@ -119,9 +129,11 @@ def struck(place: Path, work: Work, fault: Fault | None) -> list[Any]:
 
     ended = outcome(do)
     calls = [ctypes.CDLL(None).fault_seen(n) for n in range(len(CALLS))]
-    arm(place, None)
+    if fault is None or fault.mode != "sticky":
+        arm(place, None)
     is_left = fault is not None and not fault.is_closed
     closed = outcome(kept[0].close) if any(kept) and not is_left else None
+    arm(place, None)
     return [ended, closed, calls]
 
 
@@ -243,7 +255,7 @@ def lost(work: Work, answer: Any, after: dict[str, Any]) -> Iterator[str]:
 def faults_of(calls: list[int]) -> Iterator[Fault]:
     """Every fault that a work with so many calls can meet."""
     for call, count in zip(CALLS, calls, strict=True):
-        modes = [mode for mode in MODES if mode != "short" or call == "write"]
+        modes = [mode for mode in MODES if mode not in OF_WRITES or call == "write"]
         for n, (at, mode) in enumerate(itertools.product(range(1, count + 1), modes)):
             yield Fault(call, mode, at, is_closed=n % 2 == 0)
 
@@ -291,14 +303,19 @@ def tried_once(
         return [ended, closed, judged(place, work, before, ended) if fault.is_closed else None]
 
     said = in_child(one)
-    if said is None and not fault.mode.startswith("kill"):
+    if said is None and fault.mode not in DEADLY:
         return "nothing", ["the process ended"]
     ended, closed, verdict = said or (None, None, None)
-    complaints = [it[1] for it in (ended, closed) if it and it[0] == "traceback"]
+    tracebacks = [it[1] for it in (ended, closed) if it and it[0] == "traceback"]
+    complaints = [*tracebacks]
     if work.disk and ended and ended[0] != "done":
         complaints.append(f"a fault of another disk came through: {ended}")
     verdict = verdict or in_child(lambda: judged(place, work, before, ended))
     complaints += verdict[0]
+    if fault.mode in UNSEEN and any(it.startswith(FOUND_OUT) for it in complaints):
+        return "found out", tracebacks
+    if fault.mode in UNSEEN:
+        complaints = tracebacks
     if (found := verdict[1]) != expected:
         complaints.append(f"{ended} ends in {found} instead of {expected}")
     return ended[0] if ended else "killed", complaints

@@ -12,6 +12,7 @@ from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from tests.tables import Tables
 
 from memoranda.ledger.entries import SPACE_KEY, Row
 from memoranda.ledger.errors import IntegrityFault
@@ -27,21 +28,23 @@ KEY_BYTES = 32
 NEAR_BYTES = 20
 
 
-def files(*folders: Path) -> dict[str, bytes]:
-    """Every file below the folders, write-ahead logs and shared memory among them."""
-    return {
+def files(*places: Path | Tables) -> dict[str, bytes]:
+    """Every file below the folders, write-ahead logs among them, and the tables of a server."""
+    found = {k: v for it in places if isinstance(it, Tables) for k, v in it.files().items()}
+    return found | {
         f"{folder.name}/{path.relative_to(folder)}": path.read_bytes()
-        for folder in folders
+        for folder in places
+        if isinstance(folder, Path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
 
 
-def hits(needles: Iterable[bytes], *folders: Path) -> set[str]:
+def hits(needles: Iterable[bytes], *places: Path | Tables) -> set[str]:
     """The files in which any of the needles stands."""
     needles = tuple(needles)
     assert all(len(needle) >= 8 for needle in needles)
-    return {name for name, it in files(*folders).items() if any(n in it for n in needles)}
+    return {name for name, it in files(*places).items() if any(n in it for n in needles)}
 
 
 def in_clear(text: str) -> set[bytes]:

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum { WRITE, FLUSH, TRUNCATE, CALLS };
-enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER };
+enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER, TORN, STICKY, LIE, FLIP };
 
 static char folder[PATH_MAX];
 static int armed_call, armed_mode;
@@ -34,23 +34,33 @@ static int is_below(int fd) {
 
 /* What shall become of a call; one that fails has set errno. */
 static int due(int call, int fd) {
-    if (!is_below(fd) || ++seen[call] != armed_at || call != armed_call) return NONE;
+    if (!is_below(fd)) return NONE;
+    long at = ++seen[call];
+    if (call != armed_call || at < armed_at) return NONE;
+    if (at > armed_at && armed_mode != STICKY) return NONE;
     if (armed_mode == KILL) kill(getpid(), SIGKILL);
     errno = armed_mode == FAIL_ENOSPC ? ENOSPC : EIO;
     return armed_mode;
 }
 
-static int fails(int mode) { return mode == FAIL_EIO || mode == FAIL_ENOSPC; }
+static int fails(int mode) { return mode == FAIL_EIO || mode == FAIL_ENOSPC || mode == STICKY; }
 
 static long ended(int mode, long result) {
-    if (mode == KILL_AFTER) kill(getpid(), SIGKILL);
+    if (mode == KILL_AFTER || mode == TORN) kill(getpid(), SIGKILL);
     return result;
 }
 
 static ssize_t written(int fd, const void *data, size_t size, long at) {
     int mode = due(WRITE, fd);
     if (fails(mode)) return -1;
-    if (mode == SHORT) size = (size + 1) / 2;
+    if (mode == LIE) return size;
+    if (mode == SHORT || mode == TORN) size = (size + 1) / 2;
+    char flipped[size];
+    if (mode == FLIP) {
+        memcpy(flipped, data, size);
+        flipped[size / 2] ^= 1;
+        data = flipped;
+    }
     return ended(mode, at < 0 ? syscall(SYS_write, fd, data, size)
                               : syscall(SYS_pwrite64, fd, data, size, at));
 }
@@ -62,12 +72,12 @@ static int flushed(long call, const char *name, int fd) {
         fclose(log);
     }
     int mode = due(FLUSH, fd);
-    return fails(mode) ? -1 : ended(mode, syscall(call, fd));
+    return fails(mode) ? -1 : ended(mode, mode == LIE ? 0 : syscall(call, fd));
 }
 
 static int truncated(int fd, long size) {
     int mode = due(TRUNCATE, fd);
-    return fails(mode) ? -1 : ended(mode, syscall(SYS_ftruncate, fd, size));
+    return fails(mode) ? -1 : ended(mode, mode == LIE ? 0 : syscall(SYS_ftruncate, fd, size));
 }
 
 ssize_t write(int fd, const void *data, size_t size) { return written(fd, data, size, -1); }

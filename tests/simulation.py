@@ -2,7 +2,7 @@
 
 import random  # noqa: TID251  # seeded dice, no entropy
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.receipts import AbortReceipt, ConflictReceipt, ForgetReceipt, Receipt
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.rules import ABORTED
+from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import moment_of
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import restore
@@ -86,8 +87,8 @@ class Process:
 class Simulation:
     """One seed's world. `steps` counts the ledger's steps and the actions between them."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.root, self.lives = folder, 0
+    def __init__(self, folder: Path, seed: int, engine: Mapping[str, str] | None = None) -> None:
+        self.root, self.lives, self.engine = folder, 0, engine or {}
         self.dice, self.world = random.Random(seed), World()
         self.sent: list[Intent] = []
         self.receipts: dict[str, Receipt | AbortReceipt] = {}
@@ -200,7 +201,7 @@ class Simulation:
             process.memory = None
         folder = self.folder
         process.memory = open_memory(
-            "us_alice", data=folder / "data", state=folder / "state", home=folder,
+            "us_alice", data=folder / "data", state=folder / "state", home=folder, **self.engine,
             stamps=self.world.stamps, host=process.host, ports=process.ports,
             forget_window_hours=self.window_hours,
         )  # fmt: skip
@@ -554,6 +555,10 @@ class Simulation:
             first = self.settle(last, operation)
             assert isinstance(first, AbortReceipt)
             assert self.settle(last, operation) == first
+        # A second reading beyond every window, and a whole one after the first.
+        self.passes(self.window_hours * 3600)
+        last.memory.finish_forgets()
+        self.look(last)
         assert not self.oracle.open
         assert not self.oracle.held
         assert not self.oracle.kept
@@ -605,10 +610,13 @@ def drop(memory: Memory) -> None:
     """What a kill does to a process: its files are closed, and nothing is written any more."""
     parts = memory._parts
     recorder = parts.log._recorder
-    for connection in (
-        recorder._reader, recorder._writer, parts.log._keyring._connection, parts.views._connection
-    ):  # fmt: skip
-        connection.close()
+    if isinstance(recorder, SQLiteRecorder):
+        recorder._reader.close()
+        recorder._writer.close()
+    else:
+        recorder.close()
+    parts.log._keyring._connection.close()
+    parts.views._connection.close()
 
 
 def hired(trouble: Callable[[], None]) -> Company:

@@ -8,10 +8,12 @@ import signal
 import sqlite3
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+import psycopg
 import pytest
 
 from memoranda.ledger.errors import Refused
@@ -135,25 +137,44 @@ def race(site: Site, rounds: int, *works: Callable[[Memory, int], object]) -> li
 
 
 class FailingCommit:
-    """The connection that writes a log; one COMMIT fails, before it is durable or after."""
+    """What writes a log; one COMMIT of it fails, before it is durable or after.
+
+    It stands before the connection of SQLite that writes, or before the pool of a server's and
+    then before each connection that the pool gives out.
+    """
 
     def __init__(self, memory: Memory, *, at: int = 1, is_durable: bool = True) -> None:
         recorder = memory._parts.log._recorder
-        self._writer, self._left, self._is_durable = recorder._writer, at, is_durable
-        recorder._writer = self
+        self._left, self._is_durable = at, is_durable
+        name = "_writer" if hasattr(recorder, "_writer") else "_pool"
+        self._behind = getattr(recorder, name)
+        setattr(recorder, name, self)
 
-    def execute(self, statement: str, *values: object) -> object:
-        self._left -= statement == "COMMIT"
-        is_failing = statement == "COMMIT" and self._left == 0
+    @contextmanager
+    def connection(self, wait_s: float) -> Iterator["FailingCommit"]:
+        pool = self._behind
+        with pool.connection(wait_s) as raw:
+            self._behind = raw
+            try:
+                yield self
+            finally:
+                self._behind = pool
+
+    def execute(self, statement: str, *values: object, **how: object) -> object:
+        # A server is sent the whole write as one text, which ends with it.
+        is_commit = statement.endswith("COMMIT")
+        self._left -= is_commit
+        is_failing = is_commit and self._left == 0
         answer = None
         if self._is_durable or not is_failing:
-            answer = self._writer.execute(statement, *values)
+            answer = self._behind.execute(statement, *values, **how)
         if is_failing:
-            raise sqlite3.OperationalError("disk I/O error")
+            is_file = isinstance(self._behind, sqlite3.Connection)
+            raise (sqlite3 if is_file else psycopg).OperationalError("disk I/O error")
         return answer
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._writer, name)
+        return getattr(self._behind, name)
 
 
 def killed_at(step: str, **more: object) -> Stamps:

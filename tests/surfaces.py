@@ -83,6 +83,8 @@ def at_the_command_line(
 def typed(space: str, folders: dict[str, Path], *command: str) -> tuple[int, str]:
     """One run of the command line inside this process: its exit code, and what it printed."""
     env = {"MEMORANDA_DATA": str(folders["data"]), "MEMORANDA_STATE": str(folders["state"])}
+    if "engine" in folders:
+        env["MEMORANDA_ENGINE"] = str(folders["engine"])
     env |= {"MEMORANDA_SPACE": space, "MEMORANDA_HOME": str(folders["state"] / "home")}
     with CliRunner().isolation(b"", {"NO_COLOR": "1", "COLUMNS": "500", **env}) as (out, err, _):
         code = main(command)
@@ -115,9 +117,9 @@ def speaking(said: dict[str, str], text: str) -> set[str]:
 
 def serve() -> None:
     """A process that has the ledger open for long: one line of JSON for every line it gets."""
-    space, data, state, folder, told = sys.argv[1:]
+    space, folders, folder, told = sys.argv[1:]
     about = Told(*json.loads(told))
-    with open_memory(space, data=data, state=state) as memory:
+    with open_memory(space, **json.loads(folders)) as memory:
         for _ in sys.stdin:
             said = surfaces_of(memory, about, Path(folder))
             print(json.dumps(sorted(speaking(said, about.words))), flush=True)  # noqa: T201

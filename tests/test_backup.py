@@ -351,7 +351,7 @@ def test_a_bundle_that_no_key_of_this_machine_opens_is_refused_when_it_was_chang
 
 
 @pytest.fixture
-def forgotten(memory, primary, away) -> Memory:
+def forgotten(memory, primary, tables, away) -> Memory:
     """A backup from before a forget, whose destination was there when it happened."""
     made = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
     primary.correct(made.record_id, 1, f"{FACT} Badly.", sources=[f"{REF}50#11-17"])
@@ -359,7 +359,7 @@ def forgotten(memory, primary, away) -> Memory:
     memory.backup(away)
     receipt = memory.forget(made.record_id, 2)
     assert receipt.erased_at
-    assert receipt.copies == (f"the captured message {REF}50",)
+    assert receipt.copies == (f"the captured message {REF}50", *tables.leftover)
     return memory
 
 
@@ -373,7 +373,6 @@ def nothing_is_left(memory: Memory, record_id: str) -> None:
     assert memory.audit.verify(with_index=True).findings == ()
 
 
-@pytest.mark.sqlite
 def test_what_was_forgotten_since_does_not_come_back(forgotten, world, away, elsewhere, restored):
     record_id = forgotten.query(status="forgotten", include_inactive=True).records[0].record.id
     code = forgotten.recovery_code
@@ -484,9 +483,8 @@ def test_an_intent_of_before_is_ended_by_the_forget_of_its_record(
         assert back.audit.verify(with_index=True).findings == ()
 
 
-@pytest.mark.sqlite
 def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
-    opened, world, away, tmp_path, elsewhere, restored
+    opened, world, tables, away, tmp_path, elsewhere, restored
 ):
     """The honest limit: a destination that was away when it happened, so named in the receipt."""
     memory = opened()
@@ -497,16 +495,15 @@ def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
     receipt = memory.forget(made.record_id, 1, operation_id="op-forget")
 
     assert receipt.erased_at
-    assert [str(away) in copy for copy in receipt.copies] == [True]
+    assert [str(away) in it for it in receipt.copies] == [True, *(False for _ in tables.leftover)]
     report = restored(elsewhere, tmp_path / "in a drawer", code=memory.recovery_code)
     assert report.forgotten_again == 0
     with open_memory(SPACE, **elsewhere, stamps=world.stamps) as back:
         assert facts(back) == [FACT]
 
 
-@pytest.mark.sqlite
 def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
-    opened, away, tmp_path, elsewhere, restored
+    opened, tables, away, tmp_path, elsewhere, restored
 ):
     memory = opened()
     made = memory.remember(FACT)
@@ -519,7 +516,7 @@ def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_openi
 
     memory = opened()
 
-    assert memory.forget(made.record_id, 1, operation_id="op-forget").copies == ()
+    assert memory.forget(made.record_id, 1, operation_id="op-forget").copies == tables.leftover
     assert (away / SPACE / FILE_NAME).read_bytes() != old
     report = restored(elsewhere, away, code=memory._parts.log.new_recovery_code())
     assert report.forgotten_again == 1
@@ -632,14 +629,14 @@ def test_a_torn_or_changed_list_of_copies_lets_go_of_none_and_the_way_out_is_nam
 # -- on a machine that has a state ----------------------------------------------------------------
 
 
-@pytest.mark.sqlite
-def test_a_lost_data_folder_comes_back_without_the_code(opened, folder, away, restored):
+def test_a_lost_data_folder_comes_back_without_the_code(opened, folder, tables, away, restored):
     memory = opened()
     made = memory.remember(FACT)
     memory.remember(OTHER)
     memory.backup(away)
     memory.forget(made.record_id, 1)
     memory.close()
+    tables.lose()
     shutil.rmtree(folder["data"])
     with pytest.raises(RefusedError):
         opened()
@@ -650,14 +647,14 @@ def test_a_lost_data_folder_comes_back_without_the_code(opened, folder, away, re
     nothing_is_left(opened(), made.record_id)
 
 
-@pytest.mark.sqlite
 def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_what_is_gone(
-    opened, folder, away, restored, world, tmp_path
+    opened, folder, tables, away, restored, world, tmp_path
 ):
     memory = opened()
     memory.remember(OTHER)
     memory.backup(away)
     memory.close()
+    put_back = tables.kept()
     shutil.copytree(folder["data"], tmp_path / "kept")
     memory = opened()
     world.move(hours=1)
@@ -666,6 +663,7 @@ def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_
     memory.close()
     shutil.rmtree(folder["data"])
     shutil.copytree(tmp_path / "kept", folder["data"])
+    put_back()
     with pytest.raises(RefusedError, match="older copy"):
         opened()
 
@@ -682,9 +680,8 @@ def test_a_log_that_was_rolled_back_is_refused_outside_restore_and_restore_says_
     assert before.position == report.position + 3
 
 
-@pytest.mark.sqlite
 def test_a_bundle_that_was_away_comes_back_with_the_code_and_this_machines_journal(
-    opened, folder, away, tmp_path, restored
+    opened, folder, tables, away, tmp_path, restored
 ):
     memory = opened()
     code, made = memory.recovery_code, memory.remember(FACT)
@@ -693,6 +690,7 @@ def test_a_bundle_that_was_away_comes_back_with_the_code_and_this_machines_journ
     away.rename(tmp_path / "in a drawer")
     memory.forget(made.record_id, 1)
     memory.close()
+    tables.lose()
     shutil.rmtree(folder["data"])
 
     assert restored(folder, tmp_path / "in a drawer").field == "recovery"

@@ -1,12 +1,11 @@
 """Capture: what the host persisted comes in once, in order, under keys that a forget can take."""
 
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.tables import Tables
 
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Json
@@ -40,10 +39,9 @@ def nothing_written(memory: Memory) -> Iterator[None]:
     assert (memory.status().position, memory.records(include_inactive=True)) == before
 
 
-def key_ids_of(folder: dict[str, Path], positions: list[int]) -> list[str]:
+def key_ids_of(tables: Tables, positions: list[int]) -> list[str]:
     """The data keys of the bodies at these positions."""
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as connection:
-        keys = dict(connection.execute("SELECT position, key_id FROM bodies"))
+    keys = dict(tables.rows("SELECT position, key_id FROM bodies"))
     return [keys[position] for position in positions]
 
 
@@ -203,9 +201,8 @@ def test_messages_come_in_as_they_are_drawn_and_in_any_number(memory: Memory) ->
     assert positions == list(range(first.position, first.position + 2 * BUCKET_MESSAGES + 1))
 
 
-@pytest.mark.sqlite
 def test_a_day_of_one_session_shares_a_key_for_every_64_messages(
-    memory: Memory, folder: dict[str, Path], world: Any
+    memory: Memory, tables: Tables, world: Any
 ) -> None:
     world.move(days=1)
     today = list(memory.capture(message(seq) for seq in range(100, 100 + BUCKET_MESSAGES + 1)))
@@ -215,7 +212,7 @@ def test_a_day_of_one_session_shares_a_key_for_every_64_messages(
     tomorrow = list(memory.capture([message(201)]))
 
     answers = (*today, *other, *more, *tomorrow)
-    keys = key_ids_of(folder, [answer.position for answer in answers])
+    keys = key_ids_of(tables, [answer.position for answer in answers])
 
     bucket, next_bucket = keys[:BUCKET_MESSAGES], keys[BUCKET_MESSAGES : BUCKET_MESSAGES + 1]
     of_another_session, of_the_next_bucket, of_tomorrow = keys[-3:]
@@ -224,25 +221,23 @@ def test_a_day_of_one_session_shares_a_key_for_every_64_messages(
     assert len({bucket[0], next_bucket[0], of_another_session, of_tomorrow}) == 4
 
 
-@pytest.mark.sqlite
 def test_a_bucket_is_told_by_the_day_of_capture_and_not_by_the_time_of_the_message(
-    memory: Memory, folder: dict[str, Path], world: Any
+    memory: Memory, tables: Tables, world: Any
 ) -> None:
     world.move(days=1)
 
     answers = list(memory.capture([message(100, at="2020-01-01"), message(101, at="2026-10-05")]))
 
-    assert len(set(key_ids_of(folder, [answer.position for answer in answers]))) == 1
+    assert len(set(key_ids_of(tables, [answer.position for answer in answers]))) == 1
 
 
-@pytest.mark.sqlite
 def test_messages_have_other_keys_than_records(
-    memory: Memory, primary: Memory, folder: dict[str, Path]
+    memory: Memory, primary: Memory, tables: Tables
 ) -> None:
     (captured,) = memory.capture([message(1)])
     receipt = primary.propose(KEY, "x", sources=[ref("1")])
 
-    assert len(set(key_ids_of(folder, [captured.position, receipt.position]))) == 2
+    assert len(set(key_ids_of(tables, [captured.position, receipt.position]))) == 2
 
 
 def test_captured_messages_are_there_after_a_restart(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tables import Folders, Tables
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -64,8 +65,11 @@ class Terminal:
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for url in self.engine.values():
+            self.env["MEMORANDA_ENGINE"] = url
         for name in ("data", "state", "home"):
             self.env[f"MEMORANDA_{name.upper()}"] = str(self.folder / name)
 
@@ -87,8 +91,8 @@ class Terminal:
         return open_memory("me", **self.folders)
 
     @property
-    def folders(self) -> dict[str, Path]:
-        return {name: self.folder / name for name in ("data", "state", "home")}
+    def folders(self) -> Folders:
+        return Folders({it: self.folder / it for it in ("data", "state", "home")} | self.engine)
 
     def remembered(self, text: str, *more: str) -> str:
         """The id of a fact that is remembered now."""
@@ -111,8 +115,8 @@ class Terminal:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Terminal:
-    return Terminal(tmp_path)
+def run(tmp_path: Path, engine: dict[str, str]) -> Terminal:
+    return Terminal(tmp_path, engine=engine)
 
 
 def lines(*messages: object) -> str:
@@ -198,7 +202,8 @@ def test_init_answers_programs_with_the_recovery_code_as_a_field(run: Terminal) 
     assert first.answer["created"] is True
     assert second.answer["created"] is False
     assert "recovery_code" not in second.answer
-    checked = run("keys", "recovery", "--check", str(first.answer["recovery_code"]))
+    code = str(first.answer["recovery_code"])
+    checked = run("keys", "recovery", "--check", given=f"{code}\n")
     assert (first.err, checked.code) == ("", 0)
 
 
@@ -599,8 +604,8 @@ def test_a_recovery_code_can_be_renewed_and_checked(run: Terminal) -> None:
     old = str(run("init", "--json").answer["recovery_code"])
 
     new = str(run("keys", "recovery", "--json").answer["recovery_code"])
-    right = run("keys", "recovery", "--check", "-", given=new.lower() + "\n")
-    wrong = run("keys", "recovery", "--check", old, "--json")
+    right = run("keys", "recovery", "--check", given=new.lower() + "\n")
+    wrong = run("keys", "recovery", "--check", "--json", given=old + "\n")
 
     assert right.code == 0
     assert (wrong.code, wrong.answer["is_valid"]) == (1, False)
@@ -627,7 +632,8 @@ def test_a_whole_log_is_verified_with_what_was_checked(run: Terminal) -> None:
 
 def test_a_changed_log_is_an_integrity_finding_by_its_position(run: Terminal) -> None:
     record_id = run.remembered("Lin is well")
-    _change(run, "UPDATE bodies SET sealed = zeroblob(length(sealed)) WHERE position = 2")
+    log = Tables(run.folders, space="me")
+    log.change("UPDATE bodies SET sealed = ? WHERE position = 2", bytes(60))
 
     words, answer = run("audit", "verify"), run("audit", "verify", "--json")
     read = run("show", record_id, "--json")
@@ -637,15 +643,6 @@ def test_a_changed_log_is_an_integrity_finding_by_its_position(run: Terminal) ->
     assert "seal" in words.out
     assert answer.answer["report"]["findings"][0]["position"] == 2
     assert read.error["code"] == "integrity_fault"
-
-
-def _change(run: Terminal, statement: str) -> None:
-    with closing(sqlite3.connect(run.folder / "data" / "me" / "ledger.db")) as connection:
-        triggers = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
-        for (name,) in triggers.fetchall():
-            connection.execute(f"DROP TRIGGER {name}")
-        connection.execute(statement)
-        connection.commit()
 
 
 # -- what nobody may do to a terminal -------------------------------------------------------
@@ -785,6 +782,7 @@ def test_a_disk_that_takes_nothing_is_a_fault(run: Terminal) -> None:
     assert json.loads(out)["error"]["code"] == "fault"
 
 
+@pytest.mark.sqlite("a file that may not grow")
 def test_a_fault_at_the_durable_write_is_an_unknown_outcome(run: Terminal) -> None:
     run("init")
     # Large and without pattern, so that the write-ahead log outgrows what the disk takes.
@@ -904,6 +902,8 @@ def test_what_a_forget_of_one_takes_is_shown_first_when_asked(run: Terminal) -> 
     assert [it["record_id"] for it in answer["records"]] == [record]
     assert "Ann plays the cello" in run("list").out
     assert run("forget", record, "--everything", "--dry-run").code == 2
+    mistyped = run("forget", "--source", "personal-mesage:main:1", "--dry-run")
+    assert "Is it spelled as stored?" in mistyped.out
 
 
 def test_a_file_that_cannot_be_written_or_read_is_not_blamed_on_the_ledgers_folders(

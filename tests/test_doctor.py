@@ -70,9 +70,9 @@ def test_a_backup_without_a_whole_copy_of_the_log_is_a_finding(healthy, tmp_path
     assert findings(healthy) == {}
 
 
-def test_another_ledgers_bundle_is_none_of_this_one(healthy, opened, tmp_path):
+def test_another_ledgers_bundle_is_none_of_this_one(healthy, opened, elsewhere, tmp_path):
     shutil.rmtree(tmp_path / "away")
-    with opened(data=tmp_path / "data 2", state=tmp_path / "state 2") as other:
+    with opened(**elsewhere) as other:
         while other.status().key_epoch < healthy.status().key_epoch:
             other.rotate_keys()
         other.backup(tmp_path / "away")
@@ -103,14 +103,13 @@ def test_a_journal_that_lost_a_forget_is_a_finding(healthy, folder):
     assert findings(healthy)["journal"].startswith("1 of 1")
 
 
-@pytest.mark.sqlite
 def test_open_operations_and_open_erasures_are_findings(healthy, folder):
     healthy.prepare({"name": "publish", "operation_id": "op-1", "key": "k", "content": "x"})
-    log = folder["data"] / SPACE / "ledger.db"
+    keys = folder["data"] / SPACE / "keys.db"
     made = healthy.remember("held up")
-    with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
+    with closing(sqlite3.connect(f"{keys.as_uri()}?mode=ro", uri=True)) as reader:
         reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM events").fetchone()
+        reader.execute("SELECT count(*) FROM keys").fetchone()
         healthy.forget(made.record_id, 1)
 
         assert {"operations", "erasures"} <= set(findings(healthy))
@@ -127,6 +126,7 @@ def test_everything_that_was_looked_at_is_told(healthy):
 
 # -- schemas --------------------------------------------------------------------------------------
 
+FILES = [pytest.param("ledger.db", marks=pytest.mark.sqlite("the log's own file")), "keys.db"]
 OLD = "CREATE TABLE things (name TEXT);"
 
 
@@ -172,8 +172,7 @@ def test_a_schema_that_no_version_can_upgrade_is_a_fault(tmp_path):
         made(tmp_path / "a.db", 3)
 
 
-@pytest.mark.parametrize("name", ["ledger.db", "keys.db"])
-@pytest.mark.sqlite
+@pytest.mark.parametrize("name", FILES)
 def test_a_newer_schema_is_refused_untouched(opened, folder, name):
     memory = opened()
     memory.remember("something")

@@ -2,7 +2,8 @@
 
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,22 @@ def forget(memory: Memory, content: str = FACT, **more: object) -> ForgetReceipt
     return receipt
 
 
+@contextmanager
+def reader_of(folder: dict[str, Path]) -> Iterator[None]:
+    """Somebody who has an old state of a file in view."""
+    keys = folder["data"] / "us_alice" / "keys.db"
+    with closing(sqlite3.connect(f"{keys.as_uri()}?mode=ro", uri=True)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM keys").fetchone() > (0,)
+        yield
+
+
 # -- honest receipts ------------------------------------------------------------------------------
 
 
-@pytest.mark.sqlite
-def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(memory, primary):
+def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(
+    memory, primary, tables
+):
     made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
 
     receipt = memory.forget(made.record_id, 1)
@@ -52,24 +64,18 @@ def test_a_forget_says_when_it_was_forgotten_and_when_every_file_was_rid_of_it(m
     assert receipt.erased_at is not None
     assert receipt.erased_at >= receipt.forgotten_at
     assert receipt.pending == ()
-    assert receipt.copies == (f"the captured message {REF}42",)
+    assert receipt.copies == (f"the captured message {REF}42", *tables.leftover)
 
 
-@pytest.mark.sqlite
-def test_with_its_sources_a_forget_leaves_no_copy(memory, primary):
+def test_with_its_sources_a_forget_leaves_no_copy(memory, primary, tables):
     made = primary.publish(KEY, FACT, sources=[f"{REF}42"])
 
-    assert memory.forget(made.record_id, 1, with_sources=True).copies == ()
+    assert memory.forget(made.record_id, 1, with_sources=True).copies == tables.leftover
 
 
-@pytest.mark.sqlite
 def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says_so(memory, folder):
     made = memory.publish("a fact", FACT)
-    log = folder["data"] / "us_alice" / "ledger.db"
-    with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
-        reader.execute("BEGIN")
-        assert reader.execute("SELECT count(*) FROM events").fetchone() > (0,)
-
+    with reader_of(folder):
         receipt = memory.forget(made.record_id, 1, operation_id="op-forget")
 
         assert receipt.erased_at is None
@@ -83,17 +89,13 @@ def test_a_reader_with_an_old_snapshot_holds_the_erasure_up_and_the_receipt_says
     assert again.pending == ()
 
 
-@pytest.mark.sqlite
 def test_an_erasure_that_was_held_up_is_finished_by_the_next_commit_or_opening(
     opened, world, folder
 ):
     for finish in ("commit", "opening"):
         memory = opened()
         made = memory.publish(f"a fact {finish}", FACT)
-        log = folder["data"] / "us_alice" / "ledger.db"
-        with closing(sqlite3.connect(f"{log.as_uri()}?mode=ro", uri=True)) as reader:
-            reader.execute("BEGIN")
-            reader.execute("SELECT count(*) FROM events").fetchone()
+        with reader_of(folder):
             pending = memory.forget(made.record_id, 1, operation_id=f"op-{finish}")
             assert pending.erased_at is None
             world.move(seconds=10)
@@ -187,12 +189,14 @@ def copies(folder: dict[str, Path], place: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [0, 5], ids=["rolled back", "forked"])
-@pytest.mark.sqlite
-def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(opened, folder, tmp_path, other):
+def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(
+    opened, folder, tables, tmp_path, other
+):
     memory = opened()
     memory.remember("one")
     memory.close()
     copies(folder, tmp_path / "kept")
+    put_back = tables.kept()
     memory = opened()
     memory.remember("two")
     memory.close()
@@ -200,6 +204,7 @@ def test_a_log_that_does_not_go_on_from_its_anchor_is_not_served(opened, folder,
     kept = anchor.read_bytes()
     shutil.rmtree(folder["data"])
     shutil.copytree(tmp_path / "kept", folder["data"])
+    put_back()
     if other:
         anchor.unlink()
         memory = opened()
@@ -223,11 +228,11 @@ def test_a_damaged_anchor_is_a_finding_of_the_opening(opened, folder):
         opened()
 
 
-@pytest.mark.sqlite
-def test_a_log_that_went_missing_beside_its_anchor_is_not_begun_anew(opened, folder):
+def test_a_log_that_went_missing_beside_its_anchor_is_not_begun_anew(opened, folder, tables):
     memory = opened()
     memory.remember("one")
     memory.close()
+    tables.lose()
     shutil.rmtree(folder["data"])
 
     with pytest.raises(RefusedError, match="missing or empty"):
@@ -327,7 +332,7 @@ def test_everything_shows_the_messages_it_cites_and_takes_them_along_when_asked(
 
 
 def test_a_forget_of_many_says_when_it_was_erased_and_names_the_copies_that_are_left(
-    memory, primary, tmp_path
+    memory, primary, tables, tmp_path
 ):
     for seq in (42, 50):
         primary.publish(f"from/{seq}", f"Said in {seq}", sources=[f"{REF}{seq}"])
@@ -339,7 +344,7 @@ def test_a_forget_of_many_says_when_it_was_erased_and_names_the_copies_that_are_
     assert str(report.erased_at).startswith("2026-10-06T12:00:00")
     messages = tuple(f"the captured message {REF}{seq}" for seq in (42, 50))
     outside = f"the export {tmp_path / 'export'}, if the record was in it"
-    assert report.copies == (*messages, outside)
+    assert report.copies == (*messages, outside, *tables.leftover)
 
     nothing = memory.forget_many(memory.falling(everything=True))
     assert (nothing.forgotten, nothing.erased_at, nothing.copies) == (0, None, ())
@@ -459,11 +464,12 @@ def test_only_the_person_forgets_many_and_must_say_which(memory, primary, task_7
 
 
 def place_of(folder: dict[str, Path]) -> Place:
-    return Place.of("us_alice", folder["data"], folder["state"])
+    return Place.of("us_alice", **folder)
 
 
-@pytest.mark.sqlite
-def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, world, folder):
+def test_a_whole_space_ends_and_its_chain_verifies_without_keys(
+    opened, memory, world, folder, tables
+):
     memory.remember(FACT)
     before = memory.audit.verify()
     secrets = slots_of(folder).read()
@@ -480,11 +486,9 @@ def test_a_whole_space_ends_and_its_chain_verifies_without_keys(opened, memory, 
     files = [path for root in folder.values() for path in root.rglob("*") if path.is_file()]
     for text in (FACT.encode(), b"Please answer me", *secrets.values()):
         assert not any(text in path.read_bytes() for path in files)
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as raw:
-        assert raw.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
+    assert tables.rows("SELECT * FROM bodies") == []
 
 
-@pytest.mark.sqlite
 def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, world, folder):
     assert not isinstance(memory.forget_space("us_alice"), Refused)
 
@@ -497,7 +501,7 @@ def test_another_space_may_begin_in_the_place_of_one_that_ended(opened, memory, 
 
 
 def test_with_the_space_end_the_bundles_in_reach_and_every_other_copy_is_named(
-    opened, memory, world, tmp_path
+    opened, memory, world, tables, elsewhere, tmp_path
 ):
     memory.remember(FACT)
     here, gone, anothers = (tmp_path / name for name in ("here", "gone", "anothers"))
@@ -506,7 +510,7 @@ def test_with_the_space_end_the_bundles_in_reach_and_every_other_copy_is_named(
     assert not isinstance(memory.export(tmp_path / "all.jsonl"), Refused)
     gone.rename(tmp_path / "in a drawer")
     shutil.rmtree(anothers)
-    with opened(data=tmp_path / "data 2", state=tmp_path / "state 2") as other:
+    with opened(**elsewhere) as other:
         other.backup(anothers)
     kept, code = (anothers / "us_alice" / FILE_NAME).read_bytes(), memory.recovery_code
 
@@ -514,10 +518,10 @@ def test_with_the_space_end_the_bundles_in_reach_and_every_other_copy_is_named(
         ended = memory.forget_space("us_alice")
 
         assert set(bundle.read()) == {0}
-    assert [
-        str(tmp_path / name) in copy
-        for name, copy in zip(("gone", "all.jsonl"), ended.copies, strict=True)
-    ] == [True, True]
+    in_gone, in_export, *others = ended.copies
+    assert str(tmp_path / "gone") in in_gone
+    assert str(tmp_path / "all.jsonl") in in_export
+    assert tuple(others) == tables.leftover
     assert (anothers / "us_alice" / FILE_NAME).read_bytes() == kept
     settings = load_settings(space="us_alice", data=tmp_path / "d", state=tmp_path / "s")
     back = [
@@ -549,15 +553,15 @@ def test_a_space_that_ended_is_set_aside_by_the_next_try_after_a_crash_between(
 
 
 def test_what_ended_leaves_no_copies_to_the_space_that_begins_in_its_place(
-    opened, memory, world, folder, tmp_path
+    opened, memory, world, folder, tables, tmp_path
 ):
     memory.backup(tmp_path / "away")
     (tmp_path / "away").rename(tmp_path / "in a drawer")
     memory.export(tmp_path / "all.jsonl")
-    assert len(memory.forget_space("us_alice").copies) == 2
+    assert len(memory.forget_space("us_alice").copies) == 2 + len(tables.leftover)
     assert set_aside(place_of(folder), world.stamps) is not None
 
-    assert forget(opened()).copies == ()
+    assert forget(opened()).copies == tables.leftover
 
 
 def test_who_had_the_space_open_when_it_ended_neither_reads_nor_writes_any_more(
@@ -604,7 +608,6 @@ ENDING = ("forgotten", "bundles-destroyed", "keys-removed", "slots-destroyed")
 
 
 @pytest.mark.parametrize("step", [f"space:{it}" for it in ENDING])
-@pytest.mark.sqlite
 def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     opened, memory, world, folder, step, tmp_path
 ):

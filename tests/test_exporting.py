@@ -1,6 +1,8 @@
 """Exports and imports: readable, complete, and never a way back for what was forgotten."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from memoranda.ledger.errors import RefusedError
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.takeover import MigrationReport
+from memoranda.projections import exporting as projection
+from memoranda.projections import feed
+from memoranda.tools import exporting
 from memoranda.tools.exporting import ExportReport
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import restore
@@ -117,14 +122,13 @@ def test_an_export_from_before_a_forget_brings_nothing_back(memory, primary, fil
     assert memory.remnants(FACT).remnants == ()
 
 
-@pytest.mark.sqlite
-def test_a_forget_names_the_exports_that_may_still_tell_of_it(memory, file):
+def test_a_forget_names_the_exports_that_may_still_tell_of_it(memory, tables, file):
     made = memory.remember(FACT)
     memory.export(file)
 
     copies = memory.forget(made.record_id, 1).copies
 
-    assert copies == (f"the export {file}, if the record was in it",)
+    assert copies == (f"the export {file}, if the record was in it", *tables.leftover)
 
 
 def test_an_export_is_the_persons_alone(primary, task_7, file):
@@ -151,6 +155,54 @@ def test_no_export_takes_the_place_of_a_file_of_the_ledgers_own(life, folder, tm
         assert (answer.code, answer.field) == ("invalid_request", "path")
 
     assert slots.read_bytes() == before
+
+
+def test_no_copy_is_put_into_the_folders_of_another_space(life, folder, opened):
+    opened("us_bob").close()
+    slots = folder["state"] / "us_bob" / "slots"
+    before = slots.read_bytes()
+
+    for path in (slots, folder["data"] / "us_bob" / "new"):
+        assert life.export(path, replace=True).field == "path"
+        assert life.backup(path).field == "destination"
+
+    assert slots.read_bytes() == before
+    assert isinstance(life.export(folder["data"] / "export.jsonl"), ExportReport)
+
+
+def test_while_an_export_is_written_others_open_read_and_commit(life, file, opened, monkeypatch):
+    written = exporting._put
+    others = []
+
+    def beside(*line: object) -> None:
+        written(*line)
+        if not others:
+            others.append(opened())
+            others[0].remember("Said in the meantime.")
+            assert others[0].search("meantime")
+
+    monkeypatch.setattr(exporting, "_put", beside)
+
+    report = life.export(file)
+
+    assert isinstance(report, ExportReport), report
+    assert "meantime" not in file.read_text()
+    assert report.position < others[0].status().position
+
+
+def test_what_is_forgotten_while_an_export_is_begun_is_not_in_it(life, file, monkeypatch):
+    tea = life.search("tea")[0].found.record.id
+
+    @contextmanager
+    def then_forget(*wanted: object) -> Iterator[object]:
+        with feed.current(*wanted) as found:
+            yield found
+        assert life.forget(tea, 2).forgotten_at
+
+    monkeypatch.setattr(projection, "current", then_forget)
+
+    assert isinstance(life.export(file), ExportReport)
+    assert OTHER not in file.read_text()
 
 
 def test_what_lies_beside_an_export_stays_as_it_is(life, file):

@@ -24,21 +24,20 @@ CANARY = "I moved to Kyoto."
 
 
 WATCH = """
-import sys
+import json, sys
 from memoranda import open_memory
-with open_memory("us_alice", data=sys.argv[1], state=sys.argv[2]) as memory:
+with open_memory("us_alice", **json.loads(sys.argv[1])) as memory:
     for words in sys.stdin:
         shown = [fact for zone in memory.recall(words).zones for fact in zone.facts]
         print(len(shown), len(memory.search(words)), flush=True)
 """
 
 
-@pytest.mark.sqlite
 def test_scenario_52_a_process_that_had_the_ledger_open_lacks_the_fact_at_once(
     memory, primary, folder
 ):
     made = primary.publish("home", CANARY, sources=[f"{REF}50#8-25"])
-    command = [sys.executable, "-c", WATCH, str(folder["data"]), str(folder["state"])]
+    command = [sys.executable, "-c", WATCH, json.dumps(folder, default=str)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
 

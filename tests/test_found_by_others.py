@@ -12,17 +12,20 @@ from memoranda.tools.cli_capture import _read
 REF = "personal-message:s-main-1:"
 
 
-@pytest.mark.parametrize("loss", ["deleted", "emptied"])
+@pytest.mark.parametrize(
+    "loss", ["deleted", pytest.param("emptied", marks=pytest.mark.sqlite("a file of no bytes"))]
+)
 @pytest.mark.parametrize("create", [True, False])
-@pytest.mark.sqlite
-def test_a_lost_log_is_refused_and_no_empty_space_takes_its_place(opened, folder, loss, create):
+def test_a_lost_log_is_refused_and_no_empty_space_takes_its_place(
+    opened, folder, tables, loss, create
+):
     memory = opened()
     memory.remember("one")
     memory.close()
     place = folder["data"] / "us_alice"
-    kept = (place / "ledger.db").read_bytes()
+    put_back = tables.kept()
     keys = (place / "keys.db").read_bytes()
-    (place / "ledger.db").unlink()
+    tables.lose()
     if loss == "emptied":
         (place / "ledger.db").touch()
 
@@ -31,7 +34,7 @@ def test_a_lost_log_is_refused_and_no_empty_space_takes_its_place(opened, folder
 
     assert refused.value.refused.refusal is Refusal.SPACE_UNKNOWN
     assert (place / "keys.db").read_bytes() == keys
-    (place / "ledger.db").write_bytes(kept)
+    put_back()
     again = opened()
     assert [it.record.content for it in again.records()] == ["one"]
     assert again.recovery_code is None

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.conftest import MAIN, T0
+from tests.conftest import MAIN, T0, World
 from tests.providers import company
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession
@@ -64,6 +64,13 @@ def held_in(memory: Memory) -> list[int]:
     """The positions of everything that is held."""
     with memory._parts.log.reading() as store:
         return [it.position for it in all_held(store)]
+
+
+def pass_by(memory: Memory, world: World, **by: float) -> None:
+    """Lets time go by that somebody has seen to be over, and then what it takes to believe it."""
+    world.move(**by)
+    memory.finish_forgets()
+    world.move(minutes=10)
 
 
 def events_of(memory: Memory, shape: type) -> int:
@@ -183,8 +190,7 @@ def test_a_host_that_owns_the_conversation_holds_nothing_less(opened):
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
-def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened):
+def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened, tables):
     record_id = known(agent, sources=[f"{REF}42"], operation_id="op-made")
     position = person.status().position
 
@@ -194,10 +200,11 @@ def test_within_a_window_a_model_takes_no_messages_along(person, agent, opened):
     assert person.status().position == position
     assert content_of(person, record_id) == FACT
     # The person's own takes them, and without a window so does the primary session's.
-    assert forgotten(person, record_id, with_sources=True).copies == ()
+    assert forgotten(person, record_id, with_sources=True).copies == tables.leftover
     again = agent.publish("other", "Chinese", sources=[f"{REF}88"])
     bare = opened().acting_as(agent.caller)
-    assert forgotten(bare, again.record_id, with_sources=True, operation_id="op-w").copies == ()
+    taken = forgotten(bare, again.record_id, with_sources=True, operation_id="op-w")
+    assert taken.copies == tables.leftover
     # What was decided answers its retry, whatever the window is by then.
     assert agent.forget(again.record_id, 1, with_sources=True, operation_id="op-w").replayed
 
@@ -261,7 +268,7 @@ def test_after_the_erasure_actor_reason_count_and_time_stay_readable(person, age
     ids = [agent.publish(f"k{n}", f"Fact {n}", sources=[f"{REF}42#{n}-{n + 1}"]) for n in range(3)]
     for made in ids:
         forgotten(agent, made.record_id, reason="outdated")
-    world.move(hours=25)
+    pass_by(person, world, hours=25)
     assert person.finish_forgets() == ()
 
     page = person.query(status="forgotten", include_inactive=True)
@@ -307,7 +314,8 @@ def test_the_person_takes_a_forget_back_and_a_retry_answers_the_same(person, age
     assert (read.record.tier, read.record.evidence) == ("detail", "explicit")
     assert [(it.kind, it.ref) for it in read.record.sources] == [("user_edit", "op-back")]
     assert [it.found.record.id for it in person.search("tea")] == [record_id]
-    world.move(hours=30)
+    pass_by(person, world, hours=30)
+    assert person.finish_forgets() == ()
     assert person.take_back(record_id, 2, operation_id="op-back") == taken.model_copy(
         update={"replayed": True}
     )
@@ -341,7 +349,9 @@ def test_after_the_window_nothing_can_be_taken_back_and_nothing_is_left(
 ):
     record_id = known(person)
     receipt = forgotten(agent, record_id, operation_id="op-f")
-    world.move(hours=24, seconds=1)
+    pass_by(person, world, hours=24)
+    assert len(held_in(person)) == 1
+    person.remember("A first occasion after it")
 
     late = person.take_back(record_id, 2)
 
@@ -476,7 +486,8 @@ def test_the_window_ends_by_itself_at_the_first_occasion(person, agent, opened, 
     world.move(hours=23, minutes=59)
     person.remember("Too early an occasion")
     assert len(held_in(person)) == 1
-    world.move(minutes=2)
+    pass_by(person, world, minutes=2)
+    assert len(held_in(person)) == 1
 
     match occasion:
         case "opening":
@@ -500,24 +511,57 @@ def test_the_window_ends_by_itself_at_the_first_occasion(person, agent, opened, 
     assert is_whole(person)
 
 
-def test_a_clock_that_jumps_back_does_not_hold_longer_and_one_that_jumps_on_ends_no_two_windows(
-    person, agent, world
+READINGS = {"a minute late": {"hours": 24, "minutes": 1}, "half a century": {"days": 50 * 365}}
+
+
+@pytest.mark.parametrize("by", READINGS.values(), ids=READINGS.keys())
+@pytest.mark.parametrize("occasion", ["commit", "opening"])
+def test_one_reading_of_a_clock_that_is_ahead_ends_no_window(
+    person, agent, opened, world, by, occasion
 ):
     record_id = known(person)
     forgotten(agent, record_id)
-    world.move(days=2)
-    said = {"session": "s-other", "seq": 1, "role": "user", "text": "Time goes on"}
-    assert all(hasattr(it, "ref") for it in person.capture([said]))
-    world.move(days=-2)
+    world.move(**by)
+    if occasion == "commit":
+        person.remember("A wrong clock")
+    else:
+        opened(**WINDOW).close()
+    world.move(**{unit: -much for unit, much in by.items()})
+    world.move(minutes=11)
 
-    person.remember("By the log's own time the window is over")
+    person.remember("The clock is right again")
+
+    assert len(held_in(person)) == 1
+    later = agent.publish("later", "A later fact", sources=[f"{REF}88"])
+    receipt = forgotten(agent, later.record_id)
+    assert "held for the person until 2026-10-07T12:1" in receipt.pending[0]
+    assert person.take_back(record_id, 2).to_revision == 3
+    pass_by(person, world, hours=25)
+    person.remember("By the clock the window is over")
+    assert held_in(person) == []
+    assert is_whole(person)
+
+
+@pytest.mark.parametrize("years", [-50, 50])
+def test_a_wrong_reading_at_the_forget_itself_holds_for_a_window_of_right_ones(
+    person, agent, world, years
+):
+    record_id = known(person)
+    world.move(days=years * 365)
+    forgotten(agent, record_id)
+    world.move(days=-years * 365)
+
+    pass_by(person, world, hours=1)
+    person.remember("Soon after")
+    assert len(held_in(person)) == 1
+    world.move(hours=22)
+    person.remember("Within a day of right readings")
+    assert len(held_in(person)) == 1
+    world.move(hours=2)
+    person.remember("A day later")
 
     assert held_in(person) == []
-    later = agent.publish("later", "A later fact", sources=[f"{REF}88"])
-    assert isinstance(later, Receipt), later
-    receipt = forgotten(agent, later.record_id)
-    assert "held for the person until 2026-10-09" in receipt.pending[0]
-    assert person.take_back(later.record_id, 2).to_revision == 3
+    assert is_whole(person)
 
 
 def test_a_clock_that_jumps_back_within_the_window_ends_nothing(person, agent, world):
@@ -526,32 +570,26 @@ def test_a_clock_that_jumps_back_within_the_window_ends_nothing(person, agent, w
     world.move(days=-300)
 
     person.remember("Long ago")
+    world.move(hours=1)
+    person.remember("Still")
 
     assert len(held_in(person)) == 1
     assert person.take_back(record_id, 2).to_revision == 3
 
 
-def test_one_reading_far_ahead_neither_ends_a_window_afterwards_nor_makes_the_next_one_endless(
-    person, agent, world
-):
-    record_id = known(person)
-    forgotten(agent, record_id)
-    world.move(days=50 * 365)
-    said = {"session": "s-other", "seq": 1, "role": "user", "text": "A wrong clock"}
-    assert all(hasattr(it, "ref") for it in person.capture([said]))
-    world.move(days=-50 * 365)
+def test_a_ledger_that_was_long_shut_holds_for_one_more_window(person, agent, opened, world):
+    """Nobody can tell its clock from one that was wrong at the forget."""
+    forgotten(agent, known(person))
+    person.close()
+    world.move(days=30)
 
-    person.remember("The clock is right again")
-    assert len(held_in(person)) == 1
-    later = agent.publish("later", "A later fact", sources=[f"{REF}88"])
-    receipt = forgotten(agent, later.record_id)
+    left = []
+    for hours in (0, 23, 2):
+        world.move(hours=hours)
+        with opened(**WINDOW) as again:
+            left.append(len(held_in(again)))
 
-    assert "held for the person until 2026-10-07" in receipt.pending[0]
-    assert person.take_back(record_id, 2).to_revision == 3
-    world.move(hours=25)
-    person.remember("By the clock the window is over")
-    assert held_in(person) == []
-    assert is_whole(person)
+    assert left == [1, 1, 0]
 
 
 def test_windows_end_each_in_its_turn(person, agent, world):
@@ -562,6 +600,7 @@ def test_windows_end_each_in_its_turn(person, agent, world):
 
     left = []
     for day in range(3):
+        pass_by(person, world)
         person.remember(f"Another day {day}")
         left.append(len(held_in(person)))
         world.move(hours=10)
@@ -579,7 +618,7 @@ def test_what_another_opening_holds_is_let_go_of_by_whoever_commits_then(
     forgotten(agent, known(person))
     other.remember("It hears of the rotation")
     person.close()
-    world.move(hours=25)
+    pass_by(other, world, hours=25)
 
     other.remember("It is the only one left")
 
@@ -600,7 +639,7 @@ def test_the_person_may_end_every_window_at_once(person, agent):
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("it says itself which statements it runs")
 def test_a_commit_costs_the_same_however_much_is_held(person, agent):
     def statements(content: str) -> int:
         log, said = person._parts.log._recorder, []
@@ -663,27 +702,24 @@ def test_a_forget_of_many_takes_what_is_held_and_shows_it_first(person, agent, w
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
-def test_forgotten_with_its_messages_what_was_held_is_left_nowhere(person, agent):
+def test_forgotten_with_its_messages_what_was_held_is_left_nowhere(person, agent, tables):
     record_id = known(agent, content="Chinese, please", sources=[f"{REF}42"])
     forgotten(agent, record_id)
 
     receipt = forgotten(person, record_id, 2, with_sources=True)
 
-    assert receipt.copies == ()
+    assert receipt.copies == tables.leftover
     assert kinds(person, "Please answer me in Chinese") == []
     assert is_whole(person)
 
 
-@pytest.mark.sqlite
-def test_the_end_of_the_space_is_the_end_of_what_is_held(person, agent, world, folder):
+def test_the_end_of_the_space_is_the_end_of_what_is_held(person, agent, world, folder, tables):
     forgotten(agent, known(person))
 
     assert not isinstance(person.forget_space("us_alice"), Refused)
 
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as raw:
-        assert raw.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
-    place = Place.of("us_alice", folder["data"], folder["state"])
+    assert tables.rows("SELECT * FROM bodies") == []
+    place = Place.of("us_alice", **folder)
     assert verify_chain(place, world.stamps).findings == ()
 
 
@@ -719,7 +755,7 @@ def test_a_backup_from_within_the_window_brings_nothing_back_after_it(
     person.backup(tmp_path / "kept")
     shutil.copytree(tmp_path / "away", tmp_path / "old")
     if end == "over":
-        world.move(hours=25)
+        pass_by(person, world, hours=25)
         assert person.finish_forgets() == ()
     elif end == "early":
         assert person.release_held() == ()
@@ -749,24 +785,23 @@ def test_a_backup_from_within_the_window_still_holds_what_nobody_let_go_of(
         # What was taken back after the copy is gone with all that came after it, but not its words.
         assert back.take_back(record_id, 2).to_revision == 3
         assert content_of(back, record_id) == FACT
-        world.move(hours=25)
+        pass_by(back, world, hours=25)
         assert back.finish_forgets() == ()
         assert is_whole(back)
 
 
-@pytest.mark.sqlite
 def test_while_something_is_held_every_key_bundle_is_listed_and_after_it_none(
-    person, agent, world, tmp_path
+    person, agent, world, tables, tmp_path
 ):
     person.backup(tmp_path / "away")
     record_id = known(person)
 
     held = forgotten(agent, record_id, operation_id="op-f")
-    world.move(hours=25)
+    pass_by(person, world, hours=25)
     person.finish_forgets()
 
     assert any("away" in copy for copy in held.copies)
-    assert agent.forget(record_id, 1, operation_id="op-f").copies == ()
+    assert agent.forget(record_id, 1, operation_id="op-f").copies == tables.leftover
 
 
 # -- crashes --------------------------------------------------------------------------------------
@@ -804,26 +839,22 @@ def stopped_at(world, memory: Memory, deed: Callable[[Memory], None], place: int
 
 
 @pytest.mark.parametrize("deed", [forget_held, let_go, take_back])
-@pytest.mark.sqlite
 def test_a_crash_between_any_two_steps_leaves_the_fact_or_its_held_copy_until_it_is_let_go(
-    person, opened, world, folder, tmp_path, deed
+    person, opened, world, tables, tmp_path, deed
 ):
     known(person)
     if deed is not forget_held:
         forget_held(person)
     person.close()
 
-    def copied(name: str) -> Memory:
-        for root, path in folder.items():
-            shutil.copytree(path, tmp_path / name / root)
-        return opened(**WINDOW, **{root: tmp_path / name / root for root in folder})
-
-    steps = stopped_at(world, copied("whole"), deed, None)
+    whole = tables.copied(tmp_path / "whole")
+    steps = stopped_at(world, opened(**WINDOW, **whole), deed, None)
     assert steps >= 3
     for place in range(1, steps + 1):
-        assert stopped_at(world, copied(f"at-{place}"), deed, place) == place
+        copy = tables.copied(tmp_path / f"at-{place}")
+        assert stopped_at(world, opened(**WINDOW, **copy), deed, place) == place
         name = world.steps[-1]
-        again = opened(**WINDOW, **{root: tmp_path / f"at-{place}" / root for root in folder})
+        again = opened(**WINDOW, **copy)
 
         found = kinds(again)
         assert found in ([["held"], []] if deed is let_go else [["record"], ["held"], BOTH]), name
@@ -839,20 +870,11 @@ BOTH = ["held", "record"]
 # -- audit and doctor -----------------------------------------------------------------------------
 
 
-def change(folder: dict[str, Path], file: str, statement: str, *values: object) -> None:
-    path = folder["data"] / "us_alice" / file
-    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
-        for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
-            raw.execute(f"DROP TRIGGER {trigger}")
-        assert raw.execute(statement, values).rowcount == 1
-
-
-@pytest.mark.sqlite
-def test_a_held_copy_that_vanished_without_a_release_is_a_finding(person, agent, folder, opened):
+def test_a_held_copy_that_vanished_without_a_release_is_a_finding(person, agent, tables, opened):
     forgotten(agent, known(person))
     (position,) = held_in(person)
     person.close()
-    change(folder, "ledger.db", "DELETE FROM bodies WHERE position = ?", position)
+    tables.change("DELETE FROM bodies WHERE position = ?", position)
 
     findings = opened().audit.verify().findings
 
@@ -866,11 +888,13 @@ def test_the_key_of_a_released_copy_put_back_is_a_finding_at_its_release(
     (position,) = held_in(person)
     with person._parts.log.reading() as store:
         key_id = store.at(position).row.key_id
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "keys.db")) as raw:
+    keys = folder["data"] / "us_alice" / "keys.db"
+    with closing(sqlite3.connect(keys)) as raw:
         row = raw.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
     assert person.release_held() == ()
     person.close()
-    change(folder, "keys.db", "INSERT INTO keys VALUES (?, ?, ?)", *row)
+    with closing(sqlite3.connect(keys, isolation_level=None)) as raw:
+        raw.execute("INSERT INTO keys VALUES (?, ?, ?)", row)
 
     findings = opened().audit.verify().findings
 
@@ -886,7 +910,7 @@ def test_the_doctor_says_what_is_held_and_nothing_when_nothing_is(person, agent,
 
     assert check.level == "note"
     assert ENDS in check.message
-    world.move(hours=25)
+    pass_by(person, world, hours=25)
     person.finish_forgets()
     assert "held" not in {it.name for it in person.doctor()}
 

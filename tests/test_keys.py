@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,16 +43,6 @@ def slots_of(folder: dict[str, Path]) -> Path:
 def rows(path: Path, query: str, *values: object) -> list[tuple]:
     with closing(sqlite3.connect(path, isolation_level=None)) as raw:
         return raw.execute(query, values).fetchall()
-
-
-def change(path: Path, *statements: str) -> None:
-    """Changes a file behind the ledger's back."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
-        for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
-            raw.execute(f"DROP TRIGGER {trigger}")
-        for statement in statements:
-            raw.execute(statement)
-        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 # -- slots ----------------------------------------------------------------------------------------
@@ -120,16 +111,13 @@ def test_a_slot_with_a_changed_bit_is_no_slot(slots, tmp_path):
 # -- data keys ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sqlite
-def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, world):
+def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, tables, world):
     world.steps.clear()
     start = memory.status().keys
     for n in range(BATCH + 1):
         assert isinstance(memory.remember(f"fact {n}"), Receipt)
 
-    used = rows(
-        folder["data"] / SPACE / "ledger.db", "SELECT key_id FROM bodies WHERE key_id <> 'space'"
-    )
+    used = tables.rows("SELECT key_id FROM bodies WHERE key_id <> 'space' ORDER BY position")
     of_records = [key_id for (key_id,) in used][-(BATCH + 1) :]
     assert memory.status().keys == start + BATCH
     assert world.steps.count("keys:minted") == 1
@@ -138,19 +126,19 @@ def test_keys_are_minted_in_batches_and_each_is_used_once(memory, folder, world)
     assert set(of_records) < kept
 
 
-@pytest.mark.sqlite
-def test_revisions_of_a_record_share_its_key_and_a_revived_record_has_another(memory, folder):
+def test_revisions_of_a_record_share_its_key_and_a_revived_record_has_another(
+    memory, folder, tables
+):
     first = memory.publish("home", "I live in Kyoto")
     memory.correct(first.record_id, 1, "I live in Nara")
-    log = folder["data"] / SPACE / "ledger.db"
     positions = (first.position, first.position + 1)
     query = "SELECT DISTINCT key_id FROM bodies WHERE position IN (?, ?)"
-    ((key_id,),) = rows(log, query, *positions)
+    ((key_id,),) = tables.rows(query, *positions)
 
     memory.forget(first.record_id, 2)
     revived = memory.publish("home", "I live in Osaka", expected_revision=3)
 
-    ((another,),) = rows(log, "SELECT key_id FROM bodies WHERE position = ?", revived.position)
+    ((another,),) = tables.rows("SELECT key_id FROM bodies WHERE position = ?", revived.position)
     assert another != key_id
     assert rows(keys_of(folder), "SELECT 1 FROM keys WHERE key_id = ?", key_id) == []
 
@@ -175,14 +163,12 @@ def swapped_wraps(folder: dict[str, Path], one: str, other: str) -> None:
     rows(path, "UPDATE keys SET wrapped = ? WHERE key_id = ?", first, other)
 
 
-@pytest.mark.sqlite
-def test_swapped_keys_do_not_open_and_audit_names_the_bodies(opened, folder):
+def test_swapped_keys_do_not_open_and_audit_names_the_bodies(opened, folder, tables):
     memory = opened()
     receipts = [memory.publish(f"key {n}", f"fact {n}") for n in range(2)]
     memory.close()
-    log = folder["data"] / SPACE / "ledger.db"
     key_ids = [
-        rows(log, "SELECT key_id FROM bodies WHERE position = ?", receipt.position)[0][0]
+        tables.rows("SELECT key_id FROM bodies WHERE position = ?", receipt.position)[0][0]
         for receipt in receipts
     ]
 
@@ -221,19 +207,15 @@ def test_the_secret_and_the_recovery_key_may_not_change_places(opened, folder):
         opened()
 
 
-@pytest.mark.sqlite
-def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, folder):
+def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, tables):
     memory = opened()
     first = memory.publish("home", "I live in Kyoto")
     second = memory.correct(first.record_id, 1, "I live in Nara1")
     memory.close()
 
-    change(
-        folder["data"] / SPACE / "ledger.db",
-        f"UPDATE bodies SET position = -1 WHERE position = {first.position}",
-        f"UPDATE bodies SET position = {first.position} WHERE position = {second.position}",
-        f"UPDATE bodies SET position = {second.position} WHERE position = -1",
-    )
+    a, b = first.position, second.position
+    for old, new in ((a, -1), (b, a), (-1, b)):
+        tables.change("UPDATE bodies SET position = ? WHERE position = ?", new, old)
 
     memory = opened()
     with pytest.raises(IntegrityFault, match=f"position {second.position}:"):
@@ -245,15 +227,13 @@ def test_swapped_bodies_do_not_open_and_audit_names_their_positions(opened, fold
     }
 
 
-@pytest.mark.sqlite
-def test_equal_bodies_have_different_commitments_and_ciphertexts(memory, folder):
+def test_equal_bodies_have_different_commitments_and_ciphertexts(memory, tables):
     session = {"session": "s-2", "role": "user", "at": "2026-10-05T09:00:00Z"}
     for seq in (1, 2):
         (answer,) = memory.capture([{**session, "seq": seq, "text": "the same words"}])
         assert answer.ref.endswith(f":{seq}")
 
-    newest = rows(
-        folder["data"] / SPACE / "ledger.db",
+    newest = tables.rows(
         "SELECT e.commitment, b.sealed FROM events e JOIN bodies b USING (position)"
         " ORDER BY position DESC LIMIT 2",
     )
@@ -376,15 +356,13 @@ def test_a_rotation_takes_its_steps_in_the_one_order_that_loses_nothing(opened, 
     assert seen["rotate:truncated"][2] == 0
 
 
-@pytest.mark.sqlite
-def test_what_another_process_forgot_or_rotated_is_no_longer_held_open(opened, folder):
+def test_what_another_process_forgot_or_rotated_is_no_longer_held_open(opened, tables):
     one, other = opened(), opened()
     first, kept = one.publish("home", "I live in Kyoto"), one.publish("work", "I work in Osaka")
     for receipt in (first, kept):
         assert one.read(receipt.record_id).record.revision == 1
     keyring = one._parts.log._keyring
-    log = folder["data"] / SPACE / "ledger.db"
-    ((key_id,),) = rows(log, "SELECT key_id FROM bodies WHERE position = ?", first.position)
+    ((key_id,),) = tables.rows("SELECT key_id FROM bodies WHERE position = ?", first.position)
     assert key_id in keyring._open_keys
 
     other.forget(first.record_id, 1)
@@ -613,6 +591,8 @@ DEEDS = {
     "rebuild": lambda it: it.rebuild(),
     "passphrase": lambda it: it.set_passphrase("of somebody else"),
     "move": lambda it: it.move_keys("keyring"),
+    "doctor": lambda it: it.doctor(),
+    "bundles": lambda it: it.old_bundles(),
 }
 
 
@@ -628,6 +608,8 @@ def test_the_keys_are_the_persons_alone(memory, folder, deed, who, request):
         refused = error.refused
 
     assert refused.refusal.number == "F2"
+    assert caller.recovery_code is None
+    assert memory.recovery_code is not None
     assert (slots_of(folder).read_bytes(), rows(keys_of(folder), "SELECT * FROM keys")) == before
     assert memory.rotate_keys() == 2
 
@@ -646,3 +628,53 @@ def test_no_forget_removes_what_the_whole_space_rests_on(opened):
     memory = opened()
     assert memory.read(made.record_id).record.content == "It stays"
     assert memory.is_recovery_code(code)
+
+
+@pytest.mark.parametrize("odd", [None, 5, b"AAAA", [], {}, "\ud800", ""], ids=repr)
+def test_what_is_no_text_is_no_recovery_code_passphrase_or_vault(memory, folder, odd):
+    before = slots_of(folder).read_bytes()
+
+    assert memory.is_recovery_code(odd) is False
+    assert memory.move_keys(odd).field == "vault"
+    if odd is not None and odd != "\ud800":
+        assert memory.set_passphrase(odd).field == "passphrase"
+    assert slots_of(folder).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "odd"),
+    [
+        *(("key_vault", odd) for odd in (5, "kms", object(), SimpleNamespace(name="kms"))),
+        *(("passphrase", odd) for odd in (5, b"secret", [])),
+    ],
+)
+def test_an_opening_refuses_an_odd_vault_or_passphrase_before_it_makes_anything(
+    opened, folder, argument, odd
+):
+    with pytest.raises(RefusedError) as raised:
+        opened("us_new", **{argument: odd})
+
+    assert (raised.value.refused.code, raised.value.refused.field) == ("invalid_request", argument)
+    assert not (folder["data"] / "us_new").exists()
+
+
+def test_a_pipe_in_place_of_the_log_is_refused_at_once(opened, folder):
+    opened().close()
+    log = folder["data"] / "us_alice" / "ledger.db"
+    log.unlink()
+    os.mkfifo(log)
+
+    with pytest.raises(RefusedError) as raised:
+        opened()
+
+    assert "ledger.db is not a Memoranda file" in raised.value.refused.message
+
+
+def test_a_folder_in_place_of_the_views_is_named(opened, folder):
+    opened().close()
+    views = folder["data"] / "us_alice" / "views.db"
+    views.unlink()
+    views.mkdir()
+
+    with pytest.raises(StorageFault, match=r"^views\.db is in the way"):
+        opened()

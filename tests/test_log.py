@@ -28,7 +28,7 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.receipts import Receipt
-from memoranda.ledger.recorder import Snapshot
+from memoranda.ledger.recorder import Asked, Snapshot
 from memoranda.ledger.sqlite_files import APPLICATION_ID, SpaceLock
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import microseconds
@@ -36,7 +36,6 @@ from memoranda.tools.memory import Memory, open_memory
 
 SPACE = "us_alice"
 NOBODY = 65_534
-TABLES = ("heads", "events", "tags", "bodies")
 ENGINE_FILES = ("-wal", "-shm")
 
 
@@ -46,11 +45,6 @@ def recorder(tmp_path: Path, world) -> Iterator[SQLiteRecorder]:
     recorder = SQLiteRecorder(tmp_path / "ledger.db", SPACE, lock, world.stamps)
     yield recorder
     recorder.close()
-
-
-def rows_of(path: Path) -> dict[str, list[tuple]]:
-    with closing(sqlite3.connect(path)) as raw:
-        return {table: raw.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
 
 
 def files_in(*folders: Path) -> dict[str, bytes]:
@@ -91,7 +85,7 @@ def test_the_recorder_can_be_followed_as_the_library_demands(recorder):
     DCBRecorderTestCase()._test_append_subscribe(recorder)
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("its pragmas")
 def test_every_connection_has_its_pragmas_in_force(memory):
     common = {
         "journal_mode": "wal",
@@ -119,7 +113,7 @@ def test_every_connection_has_its_pragmas_in_force(memory):
         assert found == expected
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("its connections")
 def test_the_reading_connection_cannot_write(memory):
     reader = memory._parts.log._recorder._reader
 
@@ -138,7 +132,7 @@ def test_the_reading_connection_cannot_write(memory):
         "UPDATE bodies SET sealed = x'00'",
     ],
 )
-@pytest.mark.sqlite
+@pytest.mark.sqlite("triggers; what a server's policies allow is in tests/test_postgres.py")
 def test_triggers_keep_the_log_append_only(memory, statement):
     writer = memory._parts.log._recorder._writer
 
@@ -195,7 +189,7 @@ def test_a_selector_costs_the_same_however_long_the_log_is(recorder):
         return steps, statements
 
     queries = {
-        "newest under a hot tag": lambda log: log.latest([("t:hot", ["thing.happened/1"])]),
+        "newest under a hot tag": lambda log: log.under([Asked("t:hot", ["thing.happened/1"])]),
         "all under a rare tag": lambda log: log.read(
             DCBQuery([DCBQueryItem(["thing.happened/1"], ["t:rare"])])
         ),
@@ -219,7 +213,7 @@ def test_a_selector_costs_the_same_however_long_the_log_is(recorder):
     )
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("its write-ahead log")
 def test_the_writer_moves_its_log_into_the_file_when_it_has_grown(memory, folder, monkeypatch):
     monkeypatch.setattr(sqlite_log, "CHECKPOINT_BYTES", 1)
     wal = folder["data"] / SPACE / "ledger.db-wal"
@@ -229,7 +223,7 @@ def test_the_writer_moves_its_log_into_the_file_when_it_has_grown(memory, folder
     assert wal.stat().st_size == 0
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("its write-ahead log")
 def test_a_reader_holds_back_the_truncation_and_never_the_commit(memory, folder, monkeypatch):
     monkeypatch.setattr(sqlite_log, "CHECKPOINT_BYTES", 1)
     wal = folder["data"] / SPACE / "ledger.db-wal"
@@ -296,11 +290,15 @@ def test_a_commit_between_checkpoints_is_one_flush(tmp_path, shim):
 # -- refusals and faults --------------------------------------------------------------------------
 
 
-@pytest.mark.sqlite
-def test_a_refused_command_leaves_every_row_as_it_was(memory, folder):
-    path = folder["data"] / SPACE / "ledger.db"
+def wal_bytes(folder: dict[str, Path]) -> int:
+    """How much the log of SQLite has written; a server writes in passing too."""
+    path = folder["data"] / SPACE / "ledger.db-wal"
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_a_refused_command_leaves_every_row_as_it_was(memory, folder, tables):
     receipt = memory.publish("home", "I live in Kyoto")
-    before, steps = rows_of(path), path.with_name("ledger.db-wal").stat().st_size
+    before, written = tables.everything(), wal_bytes(folder)
 
     answers = [
         memory.correct(receipt.record_id, 7, "I live in Nara"),
@@ -311,8 +309,8 @@ def test_a_refused_command_leaves_every_row_as_it_was(memory, folder):
     ]
 
     assert all(isinstance(answer, Refused) for answer in answers)
-    assert rows_of(path) == before
-    assert path.with_name("ledger.db-wal").stat().st_size == steps
+    assert tables.everything() == before
+    assert wal_bytes(folder) == written
 
 
 def limited(folder: dict[str, Path], home: Path) -> list[str]:
@@ -336,7 +334,7 @@ def limited(folder: dict[str, Path], home: Path) -> list[str]:
     return said
 
 
-@pytest.mark.sqlite
+@pytest.mark.sqlite("a file that may not grow; servers die in tests/test_postgres.py")
 def test_scenario_41_a_fault_at_the_durable_write_is_an_unknown_outcome_until_reopened(
     folder, tmp_path
 ):
@@ -357,17 +355,16 @@ def test_scenario_41_a_fault_at_the_durable_write_is_an_unknown_outcome_until_re
         assert memory.audit.verify().findings == ()
 
 
-@pytest.mark.sqlite
-def test_a_full_file_is_a_fault_that_wrote_nothing(memory, folder):
-    path = folder["data"] / SPACE / "ledger.db"
+@pytest.mark.sqlite("a file that may not grow")
+def test_a_full_file_is_a_fault_that_wrote_nothing(memory, tables):
     writer = memory._parts.log._recorder._writer
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
-    before = rows_of(path)
+    before = tables.everything()
     writer.execute(f"PRAGMA max_page_count={pages}")
 
     fault = None
     for n in range(50):
-        before = rows_of(path)
+        before = tables.everything()
         try:
             memory.remember(f"{n} " + os.urandom(2000).hex())
         except StorageFault as error:
@@ -375,7 +372,7 @@ def test_a_full_file_is_a_fault_that_wrote_nothing(memory, folder):
             break
 
     assert "nothing was written" in str(fault)
-    assert rows_of(path) == before
+    assert tables.everything() == before
     writer.execute("PRAGMA max_page_count=1000000")
     assert isinstance(memory.remember("there is room again"), Receipt)
 
@@ -509,6 +506,7 @@ def newer(path: Path) -> None:
         raw.execute("PRAGMA user_version=99")
 
 
+FILES = [pytest.param("ledger.db", marks=pytest.mark.sqlite("the log's own file")), "keys.db"]
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "a text file": lambda path: path.write_text("shopping: milk, bread\n" * 40),
     "a short text file": lambda path: path.write_text("milk"),
@@ -519,9 +517,8 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["ledger.db", "keys.db"])
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.sqlite
 def test_a_file_that_is_not_ours_is_refused_untouched(closed, tmp_path, kind, name):
     FOREIGN[kind](closed["data"] / SPACE / name)
     before = files_in(*closed.values())
@@ -534,7 +531,7 @@ def test_a_file_that_is_not_ours_is_refused_untouched(closed, tmp_path, kind, na
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.sqlite
+@pytest.mark.sqlite("the log's own file")
 def test_a_folder_that_is_not_ours_stays_as_it_was(folder, tmp_path, kind):
     (folder["data"] / SPACE).mkdir(parents=True)
     FOREIGN[kind](folder["data"] / SPACE / "ledger.db")
@@ -547,8 +544,7 @@ def test_a_folder_that_is_not_ours_stays_as_it_was(folder, tmp_path, kind):
     assert not folder["state"].exists()
 
 
-@pytest.mark.parametrize("name", ["ledger.db", "keys.db"])
-@pytest.mark.sqlite
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_of_a_newer_version_is_refused_untouched(closed, tmp_path, name):
     newer(closed["data"] / SPACE / name)
     before = files_in(*closed.values())
@@ -606,9 +602,8 @@ def test_slots_that_do_not_fit_are_refused_and_nothing_is_written(closed, tmp_pa
     assert files_in(*closed.values()) == before
 
 
-@pytest.mark.sqlite
 def test_keys_of_another_space_are_a_fault_and_nothing_is_written(closed, tmp_path):
-    other = {name: path.with_name(f"other-{name}") for name, path in closed.items()}
+    other = {name: tmp_path / f"other-{name}" for name in ("data", "state")}
     open_memory("us_bob", **other, home=tmp_path).close()
     shutil.copy(other["data"] / "us_bob" / "keys.db", closed["data"] / SPACE / "keys.db")
     shutil.copy(other["state"] / "us_bob" / "slots", closed["state"] / SPACE / "slots")

@@ -4,16 +4,15 @@ import hashlib
 import json
 import os
 import pty
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tables import Tables
 from typer.testing import CliRunner
 
 from memoranda.ledger.authority import Auditor, ModelSession
@@ -152,14 +151,8 @@ def sums(answer: object) -> Json:
 
 
 def rows(folder: dict[str, Path]) -> dict[str, list[tuple[object, ...]]]:
-    """Every row of the ledger's file."""
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as connection:
-        tables = [n for (n,) in connection.execute("SELECT name FROM sqlite_schema WHERE sql > ''")]
-        names = [name for name in tables if name in {"heads", "events", "tags", "bodies"}]
-        return {
-            name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall()
-            for name in names
-        }
+    """Every row of the ledger's log."""
+    return Tables(folder).everything()
 
 
 def served(memory: Memory) -> list[Json]:
@@ -1408,23 +1401,13 @@ def test_the_audit_takes_any_first_revision_of_a_migrated_record_and_nothing_els
     assert ("its revisions do not follow the record's" in messages) == is_found
 
 
-@pytest.mark.sqlite
-def test_a_changed_mark_of_migration_is_found_at_its_position(memory, old, folder):
+def test_a_changed_mark_of_migration_is_found_at_its_position(memory, old, folder, tables):
     report(memory.migrate(old(record("a"))))
     position = memory.revisions("a")[0].position
     memory.close()
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as connection:
-        connection.execute("DROP TRIGGER IF EXISTS events_are_never_updated")
-        for (name,) in connection.execute(
-            "SELECT name FROM sqlite_schema WHERE type = 'trigger'"
-        ).fetchall():
-            connection.execute(f"DROP TRIGGER {name}")
-        connection.execute(
-            "UPDATE events SET header = replace(CAST(header AS TEXT), '\"to_revision\":3',"
-            " '\"to_revision\":5') WHERE position = ?",
-            (position,),
-        )
-        connection.commit()
+    ((header,),) = tables.rows("SELECT header FROM events WHERE position = ?", position)
+    changed = header.replace(b'"to_revision":3', b'"to_revision":5')
+    tables.change("UPDATE events SET header = ? WHERE position = ?", changed, position)
 
     with open_memory("us_alice", **folder) as reopened:
         findings = reopened.audit.verify().findings

@@ -2,13 +2,17 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
+from eventsourcing.dcb.api import DCBEvent
 from tests.conftest import RAM, T0
+from tests.residue import Traces, hits, in_clear
 from tests.sites import SPACE, Site, told
 
 from memoranda.ledger.errors import (
@@ -20,13 +24,14 @@ from memoranda.ledger.errors import (
 )
 from memoranda.ledger.postgres_log import PostgresSpace
 from memoranda.ledger.sqlite_files import SpaceLock
-from memoranda.ledger.stamps import Stamps
+from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.tools.memory import open_memory
-from memoranda.tools.postgres_server import PostgresServer
+from memoranda.tools.postgres_server import PostgresServer, as_owner
 from memoranda.tools.restore import restore
 from memoranda.tools.settings import load_settings
 
 WRITERS = 8
+WAITERS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 EVENTS = 3_000
 EVENTS_EXHAUSTIVE = 30_000
 
@@ -178,6 +183,36 @@ def test_a_reader_that_follows_sees_every_event_once_and_in_order(own_site, exha
     assert own_site.heard("followed")[0] >= wanted
 
 
+def test_who_waited_for_the_head_goes_on_from_the_time_of_the_event_that_came_meanwhile(
+    url, tmp_path
+):
+    late = T0 + timedelta(hours=1)
+    hosts = [
+        PostgresSpace(url, SPACE).recorder(
+            SpaceLock(tmp_path / name, 10.0), Stamps(now=lambda t=t: t)
+        )
+        for name, t in (("one", late), ("other", T0))
+    ]
+    found = []
+
+    def wait() -> None:
+        with hosts[1].deciding() as transaction:
+            found.append((transaction.head.recorded_at, transaction.now))
+
+    waiter = threading.Thread(target=wait)
+    with closing(hosts[0]) as one, closing(hosts[1]), psycopg.connect(url, autocommit=True) as raw:
+        one.append([DCBEvent("thing.happened/1", b"{}", [])])
+        with one.deciding() as transaction:
+            waiter.start()
+            while not raw.execute(WAITERS).fetchone():
+                assert waiter.is_alive()
+            transaction.append([DCBEvent("thing.happened/1", b"{}", [])])
+        waiter.join()
+
+    second = microseconds(late) + 1
+    assert found == [(second, second + 1)]
+
+
 # -- the second wall ------------------------------------------------------------------------------
 
 
@@ -196,13 +231,15 @@ def spaces_seen(url: str, *, named: str | None) -> set[str]:
                 for (space,) in raw.execute(f"SELECT space FROM {table}")}  # fmt: skip
 
 
-def test_a_query_without_its_filter_shows_nobody_elses_rows(url, server, tmp_path):
+def test_a_query_without_its_filter_shows_nobody_elses_rows(url, tmp_path):
     two_people(url, tmp_path)
 
     assert spaces_seen(url, named="us_alice") == {"us_alice"}
     assert spaces_seen(url, named=None) == set()
-    owner = url.replace("user=memoranda", f"user={server.owner_url.rpartition('=')[2]}")
-    assert spaces_seen(owner, named=None) == {"us_alice", "us_bob"}  # no policy binds the owner
+    assert spaces_seen(as_owner(url), named=None) == {
+        "us_alice",
+        "us_bob",
+    }  # no policy binds the owner
 
 
 def test_a_missing_filter_in_the_product_itself_is_stopped(url, tmp_path, monkeypatch):
@@ -306,6 +343,25 @@ def test_a_forget_says_what_the_server_still_holds_and_that_nothing_opens_it(url
         assert "vacuumed" in server
         assert "no key opens" in server
         assert memory.remnants("Kyoto").remnants == ()
+
+
+def test_no_file_of_the_server_says_anything_readable_before_a_forget_or_after_it(
+    own_server, tmp_path
+):
+    text = "quixotry under moonflowers"
+    with open_memory(SPACE, data=tmp_path / "d", state=tmp_path / "s", engine=own_server.url) as me:
+        said = {"session": "s", "seq": 1, "role": "user", "text": f"I said: {text}"}
+        assert len(list(me.capture([said]))) == 1
+        made = me.publish(text, text)
+        traces = Traces().add(me, text)
+        sealed, others = traces.sealed, (traces.all - traces.sealed) | in_clear(text)
+        for _ in ("before", "after"):
+            own_server.stop()  # in order, so that all it has is in its files
+            # The control: it is what was sealed that they hold, until they are vacuumed.
+            assert hits(sealed, own_server.data / "base")
+            assert hits(others, own_server.data) == set()
+            own_server.start()
+            assert me.forget(made.record_id, 1, operation_id="op-f").erased_at is not None
 
 
 @pytest.mark.parametrize(("of", "to"), [("server", "file"), ("file", "server")])

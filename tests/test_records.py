@@ -1,6 +1,5 @@
 """Records: identity, shape, the state machine of PM 1.6, acceptance, and what a forget leaves."""
 
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import rfc8785
+from tests.tables import Tables
 
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Json
@@ -366,13 +366,17 @@ def test_a_raw_tombstone_of_a_forgotten_or_missing_record_is_refused(primary: Me
 
 @pytest.fixture
 def copied(
-    folder: dict[str, Path], opened: Callable[..., Memory], world: Any, tmp_path: Path
+    *,
+    folder: dict[str, Path],
+    tables: Tables,
+    opened: Callable[..., Memory],
+    world: Any,
+    tmp_path: Path,
 ) -> Callable[[], Memory]:
     """A second ledger that starts as a copy of the first, with entropy of its own."""
 
     def copy() -> Memory:
-        for name, path in folder.items():
-            folder[name] = shutil.copytree(path, tmp_path / f"copy-of-{name}")
+        folder.update(tables.copied(tmp_path / "copy"))
         world.drawn += 1_000_000
         return opened()
 
@@ -380,7 +384,6 @@ def copied(
 
 
 @pytest.mark.parametrize(("status", "action"), ROWS)
-@pytest.mark.sqlite
 def test_every_row_is_the_same_by_name_by_its_intent_and_sent_again(
     status: str | None, action: str, primary: Memory, copied: Callable[[], Memory]
 ) -> None:
@@ -408,7 +411,6 @@ def test_every_row_is_the_same_by_name_by_its_intent_and_sent_again(
     assert primary.audit.verify().findings == copy.audit.verify().findings == ()
 
 
-@pytest.mark.sqlite
 def test_items_and_the_person_may_send_their_intents_as_raw_commits_too(
     memory: Memory, task_7: Memory, copied: Callable[[], Memory]
 ) -> None:
@@ -670,10 +672,9 @@ def test_a_revived_record_starts_with_new_contributions_and_a_new_contributor(
 # -- forget ----------------------------------------------------------------------------------
 
 
-def bodies_of(folder: dict[str, Path]) -> dict[int, str]:
+def bodies_of(tables: Tables) -> dict[int, str]:
     """The key id of every body that is stored, by position."""
-    with closing(sqlite3.connect(folder["data"] / "us_alice" / "ledger.db")) as connection:
-        return dict(connection.execute("SELECT position, key_id FROM bodies"))
+    return dict(tables.rows("SELECT position, key_id FROM bodies"))
 
 
 def key_ids(folder: dict[str, Path]) -> set[str]:
@@ -707,16 +708,15 @@ def test_a_tombstone_holds_the_id_the_blocks_and_nothing_else(primary: Memory) -
     assert number(primary.read(ID)) == "F35"
 
 
-@pytest.mark.sqlite
 def test_a_forget_removes_every_body_of_the_record_and_the_keys_that_opened_them(
-    storied: list[int], primary: Memory, folder: dict[str, Path]
+    storied: list[int], primary: Memory, folder: dict[str, Path], tables: Tables
 ) -> None:
-    before = bodies_of(folder)
+    before = bodies_of(tables)
     fallen = {before[position] for position in storied}
 
     primary.forget(ID, 3)
 
-    after = bodies_of(folder)
+    after = bodies_of(tables)
     assert not after.keys() & set(storied)
     assert not key_ids(folder) & fallen
     assert set(before.values()) - fallen <= set(after.values())
@@ -886,22 +886,21 @@ def test_every_range_that_any_revision_carried_is_blocked_and_touching_ones_are_
     assert tombstone_of(primary).blocked_sources == (ref("50#0-14"), ref("88"))
 
 
-@pytest.mark.sqlite
 def test_a_revived_record_is_sealed_under_another_key_and_can_be_forgotten_again(
-    primary: Memory, folder: dict[str, Path]
+    primary: Memory, folder: dict[str, Path], tables: Tables
 ) -> None:
     first = primary.publish(KEY, "Old", sources=[ref("42")])
-    first_key = bodies_of(folder)[first.position]
+    first_key = bodies_of(tables)[first.position]
     primary.forget(ID, 1)
 
     second = primary.publish(KEY, "New", sources=[ref("88")])
-    second_key = bodies_of(folder)[second.position]
+    second_key = bodies_of(tables)[second.position]
     is_kept = second_key in key_ids(folder)
     primary.forget(ID, 3)
 
     assert is_kept
     assert first_key != second_key
-    assert not bodies_of(folder).keys() & {first.position, second.position}
+    assert not bodies_of(tables).keys() & {first.position, second.position}
     assert not key_ids(folder) & {first_key, second_key}
     assert tombstone_of(primary).blocked_sources == (ref("42"), ref("88"))
     assert primary.audit.verify().findings == ()
@@ -912,7 +911,6 @@ class PowerCutError(BaseException):
 
 
 @pytest.mark.parametrize("step", ["forget:appended", "forget:keys-removed"])
-@pytest.mark.sqlite
 def test_a_forget_that_a_crash_interrupts_is_finished_at_the_next_opening(
     step: str,
     *,
@@ -920,13 +918,14 @@ def test_a_forget_that_a_crash_interrupts_is_finished_at_the_next_opening(
     primary: Memory,
     world: Any,
     folder: dict[str, Path],
+    tables: Tables,
     opened: Callable[..., Memory],
 ) -> None:
     def stop(name: str) -> None:
         if name == step:
             raise PowerCutError
 
-    before = bodies_of(folder)
+    before = bodies_of(tables)
     fallen = {before[position] for position in storied}
     world.at_step = stop
     with pytest.raises(PowerCutError):
@@ -937,7 +936,7 @@ def test_a_forget_that_a_crash_interrupts_is_finished_at_the_next_opening(
 
     assert tombstone_of(reopened).revision == 4
     assert not key_ids(folder) & fallen
-    assert not bodies_of(folder).keys() & set(storied)
+    assert not bodies_of(tables).keys() & set(storied)
     assert reopened.forget(ID, 3, operation_id="op-forget").replayed
     assert reopened.audit.verify().findings == ()
 

@@ -26,6 +26,7 @@ from memoranda.ledger.events import (
     DataSets,
     Delivery,
     ForgetCompleted,
+    ForgetDue,
     ForgetHeld,
     ForgetReleased,
     Header,
@@ -353,7 +354,7 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
     ],
     "forget.held/1": [
         (
-            ForgetHeld(revision=2, until=1_790_000_000_000_000),
+            ForgetHeld(revision=2, since=1_789_913_600_000_000, until=1_790_000_000_000_000),
             HeldWords(
                 record_id=HOME,
                 key="home",
@@ -363,12 +364,13 @@ EXAMPLES: dict[str, list[tuple[Header, Value | None]]] = {
             ),
         ),
         (
-            ForgetHeld(revision=1, until=1_790_000_000_000_001),
+            ForgetHeld(revision=1, since=1_789_913_600_000_001, until=1_790_000_000_000_001),
             HeldWords(
                 record_id="old-7", key=None, content="Tea", effective_at=None, expires_at=None
             ),
         ),
     ],
+    "forget.due/1": [(ForgetDue(reading=1_790_000_000_000_002), None)],
     "forget.released/1": [
         (
             ForgetReleased(removed_keys=("a2V5LTE=", "a2V5LTI="), is_early=False, through=31),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.surfaces import typed
+from tests.tables import Tables
 
 from memoranda.ledger import decisions, rules, sealing
 from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
@@ -45,7 +46,6 @@ def shown_to_model_and_reviewer(
     return primary.recall("fine").render(max_bytes=4000).text, reviewed
 
 
-@pytest.mark.sqlite
 def test_threat_6_a_model_gets_hidden_text_in_the_form_that_the_person_is_shown(
     primary, memory, folder
 ):
@@ -127,38 +127,41 @@ def life(opened: Callable[..., Memory]) -> str:
     return made.record_id
 
 
-def transplant(path: Path, table: str, column: str, key: str) -> None:
+def transplant(tables: Tables, table: str, column: str) -> None:
     """The values of a column change places between the last two rows that bodies lie under."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
-        for (trigger,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
-            raw.execute(f"DROP TRIGGER {trigger}")
-        raw.execute(f"ATTACH '{path.with_name('ledger.db')}' AS log")
-        rows = raw.execute(
-            f"SELECT {key}, {column} FROM main.{table}"
-            f" WHERE {key} IN (SELECT {key} FROM log.bodies) ORDER BY {key} DESC"
-        ).fetchall()
-        (one, a), (other, b) = rows[:2]
-        assert a != b
-        for where, value in ((one, b), (other, a)):
-            raw.execute(f"UPDATE main.{table} SET {column} = ? WHERE {key} = ?", (value, where))
+    (one, a), (other, b) = tables.rows(
+        f"SELECT t.position, t.{column} FROM {table} t, bodies b WHERE t.position = b.position"
+        " ORDER BY t.position DESC LIMIT 2"
+    )
+    assert a != b
+    for where, value in ((one, b), (other, a)):
+        tables.change(f"UPDATE {table} SET {column} = ? WHERE position = ?", value, where)
+
+
+def transplant_keys(tables: Tables, folder: dict[str, Path]) -> None:
+    """Two keys that bodies lie under change places."""
+    used = {key_id for (key_id,) in tables.rows("SELECT DISTINCT key_id FROM bodies")}
+    with closing(sqlite3.connect(folder["data"] / SPACE / "keys.db")) as raw:
+        query = "SELECT key_id, wrapped FROM keys ORDER BY key_id DESC"
+        (one, a), (other, b) = [it for it in raw.execute(query) if it[0] in used][:2]
+        query = "UPDATE keys SET wrapped = ? WHERE key_id = ?"
+        raw.executemany(query, ((b, one), (a, other)))
+        raw.commit()
 
 
 @pytest.mark.parametrize(
-    ("file", "table", "column", "key"),
-    [
-        ("ledger.db", "bodies", "sealed", "position"),
-        ("ledger.db", "events", "commitment", "position"),
-        ("ledger.db", "events", "header", "position"),
-        ("keys.db", "keys", "wrapped", "key_id"),
-    ],
+    ("table", "column"),
+    [("bodies", "sealed"), ("events", "commitment"), ("events", "header"), ("keys", "wrapped")],
     ids=["bodies", "commitments", "headers", "keys"],
 )
-@pytest.mark.sqlite
 def test_threat_14_what_is_moved_elsewhere_is_found_and_never_read(
-    opened, folder, file, table, column, key
+    opened, folder, tables, table, column
 ):
     life(opened)
-    transplant(folder["data"] / SPACE / file, table, column, key)
+    if table == "keys":
+        transplant_keys(tables, folder)
+    else:
+        transplant(tables, table, column)
 
     try:
         memory = opened()
@@ -169,9 +172,8 @@ def test_threat_14_what_is_moved_elsewhere_is_found_and_never_read(
     assert set(read) <= {"Osaka", "Green tea"}
 
 
-@pytest.mark.sqlite
 def test_threat_14_the_twin_without_bindings_reads_one_revision_in_place_of_another(
-    opened, folder, monkeypatch
+    opened, tables, monkeypatch
 ):
     monkeypatch.setattr(BodyKey, "_bound", lambda *_: b"")
     monkeypatch.setattr(sealing, "commit", lambda *_: bytes(32))
@@ -179,7 +181,7 @@ def test_threat_14_the_twin_without_bindings_reads_one_revision_in_place_of_anot
     made = memory.publish("home", "Kyoto")
     memory.correct(made.record_id, 1, "Osaka")
     memory.close()
-    transplant(folder["data"] / SPACE / "ledger.db", "bodies", "sealed", "position")
+    transplant(tables, "bodies", "sealed")
 
     memory = opened()
 
@@ -187,33 +189,33 @@ def test_threat_14_the_twin_without_bindings_reads_one_revision_in_place_of_anot
     assert contents == ["Osaka", "Kyoto"]
 
 
-@pytest.mark.parametrize("files", [["ledger.db"], ["keys.db"], ["ledger.db", "keys.db"]])
-@pytest.mark.sqlite
-def test_threat_14_older_files_are_not_served(opened, folder, tmp_path, files):
+@pytest.mark.parametrize("files", [["the log"], ["keys.db"], ["the log", "keys.db"]])
+def test_threat_14_older_files_are_not_served(opened, folder, tables, tmp_path, files):
     record_id = life(opened)
     data = folder["data"] / SPACE
     shutil.copytree(data, tmp_path / "older")
+    put_back = tables.kept()
     memory = opened()
     memory.forget(record_id, 2)
     memory.close()
 
-    for file in files:
-        shutil.copy(tmp_path / "older" / file, data / file)
+    if "the log" in files:
+        put_back()
+    if "keys.db" in files:
+        shutil.copy(tmp_path / "older" / "keys.db", data / "keys.db")
 
     with pytest.raises((RefusedError, IntegrityFault)):
         opened()
 
 
-@pytest.mark.sqlite
-def test_threat_14_the_twin_without_the_anchor_serves_an_older_log(opened, folder, tmp_path):
+def test_threat_14_the_twin_without_the_anchor_serves_an_older_log(opened, folder, tables):
     """The anchor tells; what was forgotten stays unreadable all the same, without its key."""
     record_id = life(opened)
-    data = folder["data"] / SPACE
-    shutil.copytree(data, tmp_path / "older")
+    put_back = tables.kept()
     memory = opened()
     memory.forget(record_id, 2)
     memory.close()
-    shutil.copy(tmp_path / "older" / "ledger.db", data / "ledger.db")
+    put_back()
     (folder["state"] / SPACE / "anchor").unlink()
 
     memory = opened()

@@ -18,7 +18,7 @@ from keyring.errors import KeyringLocked, PasswordDeleteError
 from tests.conftest import World
 
 from memoranda.ledger import vaults
-from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.keyring import open_recovery_copy
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile
@@ -462,6 +462,73 @@ def test_a_host_brings_a_vault_of_its_own(opened):
     assert {key_epoch for _, key_epoch in service.keys} == {2}
     assert "kept by kms" in refused_by(opened).message
     assert opened(key_vault=service).audit.verify().findings == ()
+
+
+class Fickle(Service):
+    """The same, but for one call that fails, lies or answers with something else."""
+
+    fault: str | None = None
+
+    def read(self, ledger_id: str, key_epoch: int) -> bytes | None:
+        if self.fault == "read fails":
+            raise RuntimeError("the words of the service")
+        answers = {"short": b"x", "text": "x" * 32, "other": b"\0" * 32}
+        if self.fault in answers:
+            return answers[self.fault]
+        return super().read(ledger_id, key_epoch)
+
+    def write(self, ledger_id: str, key_epoch: int, wrapping_key: bytes) -> None:
+        if self.fault == "write fails":
+            raise OSError("the words of the service")
+        if self.fault != "write is lost":
+            super().write(ledger_id, key_epoch, wrapping_key)
+
+    def destroy(self, ledger_id: str, key_epoch: int, noise: bytes) -> None:
+        if self.fault == "destroy fails":
+            raise ValueError("the words of the service")
+        if self.fault != "destroy does nothing":
+            super().destroy(ledger_id, key_epoch, noise)
+
+
+FAULTS = (
+    "read fails", "short", "text", "other", "write fails", "write is lost", "destroy fails",
+    "destroy does nothing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_vault_that_fails_or_lies_holds_an_erasure_up_and_is_never_believed(opened, fault):
+    service = Fickle()
+    memory = opened(key_vault=service)
+    gone, kept = (memory.remember(it) for it in ("I live in Kyoto", "I play the cello"))
+    service.fault = fault
+
+    receipt = memory.forget(gone.record_id, 1)
+
+    assert receipt.erased_at is None
+    assert len(receipt.pending) == 1
+    assert receipt.pending[0].startswith("kms")
+    assert "words of the service" not in receipt.pending[0]
+    with pytest.raises(StorageFault, match=r"^kms"):
+        memory.rotate_keys()
+    service.fault = None
+    assert memory.finish_forgets() == ()
+    assert len(service.keys) == 1
+    assert memory.forget(gone.record_id, 1, operation_id=receipt.operation_id).erased_at
+    assert memory.read(kept.record_id).record.content == "I play the cello"
+    assert memory.audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("fault", ["read fails", "short", "text"])
+def test_an_opening_says_in_our_words_that_a_vault_fails(opened, fault):
+    service = Fickle()
+    opened(key_vault=service).close()
+    service.fault = fault
+
+    with pytest.raises(StorageFault, match=r"^kms") as raised:
+        opened(key_vault=service)
+
+    assert "words" not in str(raised.value)
 
 
 # -- crashes --------------------------------------------------------------------------------------

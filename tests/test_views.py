@@ -283,29 +283,24 @@ def test_a_view_of_another_version_is_computed_anew(opened):
 # -- another log under the view -------------------------------------------------------------------
 
 
-def keep(folder: dict[str, Path], place: Path) -> None:
-    shutil.copytree(folder["data"], place)
-
-
-def restore(place: Path, folder: dict[str, Path]) -> None:
+def restore(put_back: Callable[[], None], folder: dict[str, Path]) -> None:
     """Puts an older copy of the log back, without a witness, and leaves all else as it is."""
-    shutil.copy(place / SPACE / "ledger.db", folder["data"] / SPACE / "ledger.db")
+    put_back()
     (folder["state"] / SPACE / "anchor").unlink()
 
 
-@pytest.mark.sqlite
-def test_a_view_ahead_of_a_restored_log_is_computed_anew(opened, folder, tmp_path):
+def test_a_view_ahead_of_a_restored_log_is_computed_anew(opened, folder, tables):
     memory = opened()
     first = memory.publish("home", "I live in Kyoto")
     memory.close()
-    keep(folder, tmp_path / "kept")
+    put_back = tables.kept()
     memory = opened()
     memory.publish("work", "I work in Osaka")
     memory.correct(first.record_id, 1, "I live in Nara")
     assert len(contents(memory)) == 2
     memory.close()
 
-    restore(tmp_path / "kept", folder)
+    restore(put_back, folder)
 
     memory = opened()
     assert contents(memory) == {"I live in Kyoto"}
@@ -313,12 +308,11 @@ def test_a_view_ahead_of_a_restored_log_is_computed_anew(opened, folder, tmp_pat
     assert memory.audit.verify().findings == ()
 
 
-@pytest.mark.sqlite
-def test_a_view_of_a_log_that_forked_is_computed_anew(opened, folder, tmp_path):
+def test_a_view_of_a_log_that_forked_is_computed_anew(opened, folder, tables):
     memory = opened()
     memory.publish("home", "I live in Kyoto")
     memory.close()
-    keep(folder, tmp_path / "kept")
+    put_back = tables.kept()
     memory = opened()
     for n in range(3):
         memory.publish(f"one side {n}", f"this side {n}")
@@ -326,7 +320,7 @@ def test_a_view_of_a_log_that_forked_is_computed_anew(opened, folder, tmp_path):
     ahead = memory.status().position
     memory.close()
 
-    restore(tmp_path / "kept", folder)
+    restore(put_back, folder)
     memory = opened()
     for n in range(4):
         memory.publish(f"other side {n}", f"that side {n}")

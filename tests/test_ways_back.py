@@ -79,7 +79,7 @@ def watcher(life) -> Iterator[Callable[[], set[str]]]:
     about = json.dumps([*vars(life.told).values()])
     command = [
         sys.executable, "-c", "from tests.surfaces import serve; serve()", SPACE,
-        *map(str, life.folder.values()), str(life.place / "watched"), about,
+        json.dumps(life.folder, default=str), str(life.place / "watched"), about,
     ]  # fmt: skip
     pipe = subprocess.PIPE
     root = Path(__file__).parents[1]
@@ -192,7 +192,6 @@ def everywhere(life: Life) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
-@pytest.mark.sqlite
 def test_what_was_forgotten_comes_back_on_no_surface_of_any_process(life, watcher, ways):
     assert len(watcher()) > 20
     for record_id in life.told.record_ids:
@@ -211,7 +210,6 @@ def test_what_was_forgotten_comes_back_on_no_surface_of_any_process(life, watche
     assert life.memory.audit.verify(with_index=True).findings == ()
 
 
-@pytest.mark.sqlite
 def test_before_the_forget_every_surface_tells_it(life, watcher):
     """The control: what the surfaces are asked for, they tell."""
     said = everywhere(life)

@@ -1,7 +1,6 @@
 """The commands about copies of a ledger: backup, restore, export, import."""
 
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +11,9 @@ from rich.console import RenderableType
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.places import path_of
 from memoranda.tools.cli_answers import Answer, ExitCode, Problem
-from memoranda.tools.cli_keys import CODE_CHARACTERS_MAX
 from memoranda.tools.cli_migrate import migration_page
 from memoranda.tools.cli_run import Json, Run, run_of
+from memoranda.tools.passphrases import asked_code
 from memoranda.tools.render import bundle_lines, finding_table, line, when
 
 if TYPE_CHECKING:
@@ -118,18 +117,12 @@ def restore(
     from memoranda.tools.restore import restore as restored  # noqa: PLC0415
 
     run = run_of(context)
-    asked = Asked(_code() if recovery else None, force, position)
+    asked = Asked(asked_code() if recovery else None, force, position)
     report = restored(run.settings(), run.stamps, folder, asked)
     if isinstance(report, Refused):
         return report
     fields = {"restored": report.model_dump(mode="json")}
     return Answer(fields, list(_restore_page(report)), _restore_problem(report))
-
-
-def _code() -> str:
-    if sys.stdin.isatty():
-        return str(typer.prompt("Recovery code", hide_input=True, err=True))
-    return sys.stdin.readline(CODE_CHARACTERS_MAX)
 
 
 def _restore_page(report: "RestoreReport") -> Iterator[RenderableType]:

@@ -1,6 +1,5 @@
 """The commands about the space itself: its creation, its recovery code, its wrapping key."""
 
-import sys
 from typing import Annotated, Literal
 
 import typer
@@ -9,10 +8,8 @@ from rich.console import RenderableType
 from memoranda.ledger.errors import Refusal, Refused
 from memoranda.tools.cli_answers import Answer, Problem
 from memoranda.tools.cli_run import Json, run_of
-from memoranda.tools.passphrases import new_passphrase
+from memoranda.tools.passphrases import asked_code, new_passphrase
 from memoranda.tools.render import bundle_lines, line, pairs
-
-CODE_CHARACTERS_MAX = 256
 
 
 def init(
@@ -48,19 +45,18 @@ def recovery(
     context: typer.Context,
     *,
     check: Annotated[
-        str | None,
-        typer.Option(metavar="CODE", help="Only check a code; - reads it from a pipe."),
-    ] = None,
+        bool, typer.Option("--check", help="Only check a code: asked for, or read from a pipe.")
+    ] = False,
     _json: Json = False,
 ) -> Answer:
     """Make a new recovery code, shown this once; the one before opens no later copy."""
     run = run_of(context)
-    if check is None:
+    if not check:
         with run.memory() as memory:
             code, pending = memory.new_recovery_code(), memory.old_bundles()
         shown = [f"    {code}", "Write it down. It is shown this once and kept nowhere."]
         return Answer({"recovery_code": code, "pending": pending}, [*shown, *bundle_lines(pending)])
-    typed = sys.stdin.readline(CODE_CHARACTERS_MAX) if check == "-" else check
+    typed = asked_code()
     with run.memory() as memory:
         is_valid = memory.is_recovery_code(typed)
     if is_valid:

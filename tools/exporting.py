@@ -65,9 +65,9 @@ class Exporting:
         if form not in list(_WRITERS):
             field, message = "form", "is jsonl or markdown"
         elif self._log.place.holds(target):
-            message = "lies inside the ledger's own folders; choose another folder"
+            message = "lies inside a ledger's own folders; choose another folder"
         elif os.path.lexists(target) and (target.is_dir() or not replace):
-            message = "exists already"
+            message = "exists already; `replace` (--replace) overwrites a file"
         if message:
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
 

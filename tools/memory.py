@@ -25,7 +25,7 @@ from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
 from memoranda.ledger.takeover import MigrationReport
-from memoranda.ledger.vaults import KeyVault, Passphrase, Unlocking
+from memoranda.ledger.vaults import KeyVault, Passphrase, Unlocking, refuse_odd_keys
 from memoranda.projections.audit import Audit
 from memoranda.projections.evidence import Evidence
 from memoranda.projections.exporting import Export
@@ -121,8 +121,8 @@ class Memory(Writing, Reading):
 
     @property
     def recovery_code(self) -> str | None:
-        """The recovery code, if this opening created the space; it is shown this once."""
-        return self._parts.log.recovery_code
+        """The recovery code for the person, if this opening created the space; only this once."""
+        return self._parts.log.recovery_code if isinstance(self.caller, PersonClient) else None
 
     @property
     def taken_over(self) -> MigrationReport | None:
@@ -175,10 +175,6 @@ class Memory(Writing, Reading):
         return self.migrate(path, dry_run=dry_run)
 
     # -- keys, the person's alone: who has a recovery code reads every backup --------------------
-
-    def _refuse_others(self) -> None:
-        if not isinstance(self.caller, PersonClient):
-            raise RefusedError(Refused(Refusal.NOT_AUTHORIZED))
 
     def rotate_keys(self) -> int:
         """A new wrapping key for every data key; the old one is destroyed. The new key epoch.
@@ -325,9 +321,10 @@ def _taken_over(migration: Migration, settings: Settings) -> MigrationReport | N
 def unlocking_of(
     settings: Settings, passphrase: Passphrase, key_vault: KeyVault | None
 ) -> Unlocking:
-    """How an opening under these settings gets at the wrapping key."""
+    """How an opening under these settings gets at the wrapping key; refuses what no one can use."""
+    refuse_odd_keys(passphrase, key_vault)
     if settings.passphrase_file is not None and not isinstance(passphrase, str):
         passphrase = passphrase_in(settings.passphrase_file.expanduser())
-    vaults: tuple[KeyVault, ...] = (SystemKeyring(), *([key_vault] if key_vault else []))
-    vault = key_vault.name if key_vault else settings.vault
+    vaults: tuple[KeyVault, ...] = (SystemKeyring(), *([] if key_vault is None else [key_vault]))
+    vault = settings.vault if key_vault is None else key_vault.name
     return Unlocking(vault, {it.name: it for it in vaults}, passphrase)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from memoranda.ledger.authority import Caller
+from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.backups import Backups
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
@@ -64,3 +65,8 @@ class Seat:
     def __init__(self, parts: Parts, caller: Caller) -> None:
         self._parts = parts
         self.caller = caller
+
+    def _refuse_others(self) -> None:
+        """Raises RefusedError (F2) for anybody but the person."""
+        if not isinstance(self.caller, PersonClient):
+            raise RefusedError(Refused(Refusal.NOT_AUTHORIZED))

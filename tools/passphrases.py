@@ -42,6 +42,13 @@ def new_passphrase() -> str | Refused:
     return first
 
 
+def asked_code() -> str:
+    """A recovery code: typed without echo, or the first line of a pipe; never an argument."""
+    if sys.stdin.isatty():
+        return getpass("Recovery code: ")
+    return sys.stdin.readline(LINE_BYTES_MAX)
+
+
 def _has_terminal() -> bool:
     # As ssh does: what is typed comes from the terminal, although standard input is a pipe.
     try:

@@ -62,7 +62,7 @@ class PostgresServer:
     @property
     def owner_url(self) -> str:
         """The same for the server's owner, whom no policy binds."""
-        return f"postgresql:///{DATABASE}?host={self.folder}&port={self.port}&user={_owner()}"
+        return as_owner(self.url)
 
     def start(self) -> None:
         """Starts it, on the data of before if there is some; returns once it answers."""
@@ -150,6 +150,11 @@ def _programs() -> Path:
             f"PostgreSQL is not installed: apt-get install postgresql-{VERSION}"
         )
     return Path(found).resolve().parent
+
+
+def as_owner(url: str) -> str:
+    """The same tables for the server's owner, whom no policy binds."""
+    return url.replace(f"user={USER}", f"user={_owner()}")
 
 
 def _owner() -> str:

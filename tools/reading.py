@@ -158,13 +158,18 @@ class Reading(Seat):
         )
 
     def old_bundles(self) -> tuple[str, ...]:
-        """The backup folders whose key bundle is an older one: they were out of reach since."""
+        """The backup folders whose key bundle is an older one: they were out of reach since.
+
+        This and the doctor raise RefusedError (F2) for anybody but the person.
+        """
+        self._refuse_others()
         log = self._parts.log
         key_epoch = log.head().key_epoch
         return tuple(it.path for it in log.copies.read().backups if it.key_epoch != key_epoch)
 
     def doctor(self) -> tuple[Check, ...]:
         """What could cost the ledger its memories or its secrets."""
+        self._refuse_others()
         return examined(self._parts)
 
     def _observed(

@@ -125,6 +125,8 @@ def fall_page(fall: "Fall") -> list[RenderableType]:
     count = f"{len(fall.records)} records would fall, with every revision of theirs."
     if len(fall.records) == 1:
         count = "One record would fall, with every revision of it."
+    if not fall.records:
+        count = "No record would fall: nothing that is left rests on it. Is it spelled as stored?"
     table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
     for name in ("record", "rev", "status"):
         table.add_column(name, no_wrap=True)

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from memoranda.ledger.errors import Refused, RefusedError
+from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.places import path_of
 from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
@@ -35,9 +35,11 @@ def restore(
     """
     try:
         backup = path_of(folder, "backup")
+        unlocking = unlocking_of(settings, passphrase, None)
     except RefusedError as error:
         return error.refused
-    unlocking = unlocking_of(settings, passphrase, None)
+    if asked.position is not None and type(asked.position) is not int:
+        return Refused(Refusal.INVALID_REQUEST, "position", "is a position of the log")
     restoring = Restoring(place_of(settings), stamps, settings.host, unlocking)
     restored = restoring.begin(backup, asked)
     if isinstance(restored, Refused):
