@@ -335,10 +335,9 @@ class Log:
             has_keys = (place.data / "keys.db").exists()
             if not is_forgotten_space(snapshot, anywhere=not has_keys):
                 return snapshot.head.position == 0
-            if place.is_restoring:
-                raise RefusedError(FORGOTTEN)  # what a copy says ends no keys
-            left = end_keys(place, self._vault, self._stamps, snapshot)
-        raise RefusedError(naming(left))
+            if place.is_restoring:  # what a copy says ends no keys
+                raise RefusedError(FORGOTTEN)
+            raise RefusedError(naming(end_keys(place, self._vault, self._stamps, snapshot)))
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or begin, before anything but a folder is made."""
