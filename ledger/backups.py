@@ -1,9 +1,12 @@
 """Backups: a verified copy of the log and the present key bundle, in a folder elsewhere.
 
 Copies of the log may be any number and any age: what was forgotten since is sealed in them under
-keys that are gone. The key bundle is one, and the present one.
+keys that are gone. The key bundle is one, and the present one. The list of copies is marked with a
+key of the ledger: whoever may write to the folder makes no copy that a restore takes for one of it.
 """
 
+import hashlib
+import hmac
 import logging
 import os
 import sqlite3
@@ -24,7 +27,7 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
-from memoranda.ledger.events import Value
+from memoranda.ledger.events import SpaceForgotten, Value
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import path_of
@@ -41,9 +44,13 @@ PAGE = 1000
 
 
 class LogCopy(Value):
-    """One copy of the log: how far it goes, and when its last event was recorded."""
+    """One copy of the log: how far it goes, when its last event was recorded, and its bytes.
 
-    file: str = Field(pattern=r"^log-[0-9]{12,}\.db$")
+    Its name has part of their digest: at one position, two lines of a log have different copies.
+    """
+
+    file: str = Field(pattern=r"^log-[0-9]{12,}-[0-9a-f]{16}\.db$")
+    sha256: str
     position: int
     chain: str
     key_epoch: int
@@ -51,11 +58,29 @@ class LogCopy(Value):
 
 
 class Manifest(Value):
-    """What a destination holds of one ledger, the oldest copy first; nothing that was said."""
+    """What a destination holds of one ledger, in the order it was made; nothing that was said.
 
-    format: Literal["memoranda-backup/1"] = "memoranda-backup/1"
+    The last copy is the newest one, wherever its line of the log ends.
+    """
+
+    format: Literal["memoranda-backup/2"] = "memoranda-backup/2"
     data_set: str
     copies: tuple[LogCopy, ...] = ()
+    mark: str = ""
+
+    def of(self, copies: Iterable[LogCopy], key: bytes) -> "Manifest":
+        """The same with other copies, marked with the ledger's key for bundles."""
+        said = self.model_copy(update={"copies": tuple(copies)})
+        return said.model_copy(update={"mark": said.marked_with(key)})
+
+    def check(self, key: bytes) -> None:
+        """Raises IntegrityFault unless it was marked with this key, and not changed since."""
+        if not hmac.compare_digest(self.marked_with(key).encode(), self.mark.encode()):
+            raise IntegrityFault(f"{MANIFEST} was changed since it was written")
+
+    def marked_with(self, key: bytes) -> str:
+        """The mark (hex) that who has the key makes."""
+        return hmac.digest(key, self.model_dump_json(exclude={"mark"}).encode(), "sha256").hex()
 
 
 class BackupReport(Value):
@@ -102,9 +127,10 @@ class Backups:
         if refused := self._refusal(folder, keep):
             return refused
         self._log.head()  # refuses before anything is put there
+        self._log.refuse_anothers(self._known(str(folder)))
         inner = folder / self._log.space
         inner.mkdir(mode=0o700, parents=True, exist_ok=True)
-        manifest = self._manifest(inner)
+        manifest = manifest_of(self._log, inner) or Manifest(data_set=self._log.data_set)
         with self._log.exclusive():
             # Listed first: from here on, no forget says that it reached every bundle.
             destination = self._listed(str(folder), keep)
@@ -112,10 +138,9 @@ class Backups:
         made = self._copied(inner)
         self._log.write_bundle(destination)
         self._stamps.step("backup:bundled")
-        copies = [it for it in manifest.copies if it.file != made.file]
-        kept = sorted((*copies, made), key=lambda it: it.position)[-destination.keep :]
-        manifest = manifest.model_copy(update={"copies": tuple(kept)})
-        replace_file(inner / MANIFEST, manifest.model_dump_json(indent=1).encode())
+        copies = [it for it in manifest.copies if it.chain != made.chain]
+        kept = (*copies, made)[-destination.keep :]
+        _put_manifest(inner, manifest.of(kept, self._log.bundle_key))
         self._stamps.step("backup:noted")
         _drop_others(inner, {it.file for it in kept})
         return self._report(destination, made, len(kept), len(copies) + 1 - len(kept))
@@ -142,16 +167,13 @@ class Backups:
             return Refused(Refusal.INVALID_REQUEST, "destination", message)
         return None
 
-    def _manifest(self, inner: Path) -> Manifest:
-        manifest = read_manifest(inner) or Manifest(data_set=self._log.data_set)
-        if manifest.data_set != self._log.data_set:
-            message = "the folder holds backups of another ledger of this name"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
-        return manifest
+    def _known(self, path: str) -> Destination:
+        known = {it.path: it for it in self._log.copies.read().backups}
+        made = Destination(path=path, keep=KEEP_DEFAULT, data_set=self._log.data_set)
+        return known.get(path) or made
 
     def _listed(self, path: str, keep: int | None) -> Destination:
-        known = {it.path: it for it in self._log.copies.read().backups}
-        destination = known.get(path) or Destination(path=path, keep=KEEP_DEFAULT)
+        destination = self._known(path)
         destination = destination.model_copy(update={"keep": keep or destination.keep})
         self._log.copies.put(destination)
         return destination
@@ -166,12 +188,13 @@ class Backups:
         self._stamps.step("backup:copied")
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        head = self._verified(path)
-        made = path.replace(inner / f"log-{head.position:012}.db")
+        head, digest = self._verified(path), _digest(path)
+        made = path.replace(inner / f"log-{head.position:012}-{digest[:16]}.db")
         sync_folder(inner)
         self._stamps.step("backup:verified")
         return LogCopy(
             file=made.name,
+            sha256=digest,
             position=head.position,
             chain=head.chain.hex(),
             key_epoch=head.key_epoch,
@@ -182,29 +205,81 @@ class Backups:
         """The head of the copy, once all of it is read back and the log says the same there."""
         head = verify_copy(path, self._log.space)
         with self._log.reading() as store:
-            event = store.at(head.position)
-        if event is None or event.row.chain != head.chain:
+            is_ours = store.chain_at(head.position) == head.chain
+        if not is_ours:
             raise StorageFault("the copy is not what the log says; make the backup again")
         return head
 
 
+def manifest_of(log: Log, inner: Path) -> Manifest | None:
+    """What this ledger has noted of a destination; raises RefusedError for what it has not."""
+    try:
+        manifest = read_manifest(inner)
+        if manifest is None:
+            return None
+        if manifest.data_set != log.data_set:
+            message = "another ledger's backups are there; choose another folder"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
+        manifest.check(log.bundle_key)
+    except IntegrityFault as fault:
+        # Not begun anew in its place: that would let go of every copy that it named.
+        message = f"{fault}: move the folder {inner.name} there away, or choose another folder"
+        raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message)) from fault
+    return manifest
+
+
+def put_line_last(log: Log, inner: Path) -> None:
+    """After a restore, the copies of a line that was left are older than any of the present one."""
+    manifest = manifest_of(log, inner)
+    if manifest is None:
+        return
+    with log.reading() as store:
+        copies = sorted(
+            manifest.copies,
+            key=lambda it: store.chain_at(it.position) == bytes.fromhex(it.chain),
+        )
+    if tuple(copies) != manifest.copies:
+        _put_manifest(inner, manifest.of(copies, log.bundle_key))
+
+
+def _put_manifest(inner: Path, manifest: Manifest) -> None:
+    replace_file(inner / MANIFEST, manifest.model_dump_json(indent=1).encode())
+
+
 def read_manifest(inner: Path) -> Manifest | None:
-    """What a destination says it holds; raises RefusedError for another version's or a torn one."""
+    """What a destination says it holds, whoever wrote it there; raises IntegrityFault.
+
+    Raises RefusedError for another version's.
+    """
     try:
         return read_file(inner / MANIFEST, MANIFEST, Manifest.model_validate_json)
     except IntegrityFault as fault:
         why = fault.__cause__
         wrong = why.errors(include_input=False) if isinstance(why, ValidationError) else ()
-        is_newer = any(it["loc"] == ("format",) for it in wrong)
-        refusal = Refusal.SCHEMA_NEWER if is_newer else Refusal.SPACE_UNKNOWN
-        raise RefusedError(Refused(refusal, "backup", f"{MANIFEST} cannot be read")) from fault
+        message = f"{MANIFEST} cannot be read"
+        if any(it["loc"] == ("format",) for it in wrong):
+            raise RefusedError(Refused(Refusal.SCHEMA_NEWER, "backup", message)) from fault
+        raise IntegrityFault(message) from fault
 
 
 def verify_listed(inner: Path, copy: LogCopy, space: str) -> None:
-    """Reads a copy of the manifest whole; raises IntegrityFault unless it is the one it names."""
+    """Reads a copy of the manifest whole; raises IntegrityFault unless it is the one it names.
+
+    The chain says nothing of sealed bodies; whether they are as they were, `is_as_made` says.
+    """
     head = verify_copy(inner / copy.file, space)
     if (head.position, head.chain.hex()) != (copy.position, copy.chain):
         raise IntegrityFault("the copy of the log is not the one of the manifest")
+
+
+def is_as_made(inner: Path, copy: LogCopy) -> bool:
+    """Whether every byte of a copy is as it was when it was made."""
+    return _digest(inner / copy.file) == copy.sha256
+
+
+def _digest(path: Path) -> str:
+    with os.fdopen(open_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_copy(path: Path, space: str) -> Head:
@@ -232,6 +307,8 @@ def _whole(snapshot: SQLiteSnapshot, space: str) -> Head:
             position += 1
             if row.position != position or row.chain != tip:
                 raise IntegrityFault(f"the copy of the log is damaged at position {position}")
+            if row.type == SpaceForgotten.TOPIC:
+                raise IntegrityFault("the copy is of a log whose space was forgotten")
     if position == 0 or snapshot.head[:2] != (position, tip):
         raise IntegrityFault("the copy of the log is not complete")
     return snapshot.head

@@ -1,20 +1,22 @@
 """The key bundle of a backup destination: one generation, overwritten after every key rotation.
 
 It holds every wrapped key, the wrapping key under the recovery code, the forget journal and the
-anchor: with the code, all that a restore on an empty machine needs beside a copy of the log.
+anchor: with the code, all that a restore on an empty machine needs beside a copy of the log. One
+that lies on another line of the log, where another machine goes on from a backup, is left alone.
 """
 
 import hmac
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from memoranda.ledger.entries import Row
-from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.slots import (
     FILE_BYTES_MAX,
@@ -23,10 +25,24 @@ from memoranda.ledger.slots import (
     read_file,
     sync_folder,
 )
-from memoranda.ledger.witness import Anchor, journal_bytes, journal_rows, replace_file
+from memoranda.ledger.witness import (
+    Anchor,
+    Destination,
+    journal_bytes,
+    journal_rows,
+    replace_file,
+)
 
 FILE_NAME = "keys.bundle"
 FORMAT = "memoranda-keys/1"
+_MARK_BYTES = 64
+_BEGINNING = b'\n{"format": "memoranda-keys/'
+_PIECE_BYTES = 1 << 20
+
+ChainAt = Callable[[int], bytes | None]
+"""The chain of this ledger's log at a position; None where it has no event."""
+
+Whose = Literal["ours", "another line's", "another ledger's"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +88,46 @@ def write_bundle(folder: Path, keyring: Keyring, journal: Iterable[Row], anchor:
     replace_file(path, stored)
 
 
-def destroy_bundle(folder: Path, data_set: str) -> bool:
+def destroy_bundle(destination: Destination, space: str, chain_at: ChainAt) -> bool:
     """Overwrites this ledger's bundle and takes it away; False where that cannot be done."""
+    folder = Path(destination.path) / space
     path = folder / FILE_NAME
     try:
-        if path.exists() and not is_anothers(folder, data_set):
+        whose = whose_bundle(destination, space, chain_at)
+        if path.exists() and whose == "ours":
             with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
                 _overwrite(file.fileno())
             path.unlink()
         sync_folder(folder)
     except (OSError, IntegrityFault):
         return False
-    return True
+    return whose != "another line's"
 
 
-def is_anothers(folder: Path, data_set: str) -> bool:
-    """Whether a folder holds the bundle of another ledger, which is not ours to replace."""
+def whose_bundle(destination: Destination, space: str, chain_at: ChainAt) -> Whose:
+    """Who has put the bundle at a destination there, as far as it says so, without any key.
+
+    Ours is what was written along our own log, what we came from, and whatever is no bundle. The
+    first links of two ledgers of one name may be the same.
+    """
     try:
-        return read_bundle(folder).data_set != data_set
+        bundle = read_bundle(Path(destination.path) / space)
     except IntegrityFault:
-        return False
+        return "ours"
+    if bundle.data_set != destination.data_set:
+        return "another ledger's"
+    is_ours = chain_at(bundle.anchor.position) == bundle.anchor.chain
+    return "ours" if is_ours or bundle.mark.hex() == destination.mark else "another line's"
+
+
+def refuse_anothers(destination: Destination, space: str, chain_at: ChainAt) -> None:
+    """Raises RefusedError (F36) for a destination where the bundle is not ours to replace."""
+    message = {
+        "another line's": "another line of this ledger backs up there; choose another folder",
+        "another ledger's": "another ledger's backups are there; choose another folder",
+    }.get(whose_bundle(destination, space, chain_at))
+    if message:
+        raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
 
 
 def read_bundle(folder: Path) -> KeyBundle:
@@ -120,6 +156,13 @@ def _bundle(stored: bytes) -> KeyBundle:
 
 
 def _overwrite(descriptor: int) -> None:
-    """A file without a name keeps its blocks until they are needed: what it said must not stay."""
-    os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+    """A file without a name keeps its blocks until they are needed: what it said must not stay.
+
+    Only of what begins like a bundle, and of no more than any bundle has.
+    """
+    if os.pread(descriptor, len(_BEGINNING), _MARK_BYTES) != _BEGINNING:
+        return
+    size = min(os.fstat(descriptor).st_size, FILE_BYTES_MAX)
+    for offset in range(0, size, _PIECE_BYTES):
+        os.pwrite(descriptor, bytes(min(_PIECE_BYTES, size - offset)), offset)
     os.fsync(descriptor)

@@ -1,17 +1,19 @@
 """The end of a whole space: keys and slots destroyed, the chain left for who wants to verify it.
 
-Key bundles elsewhere go first, while it can still be said which of them are this space's own.
+Which key bundles elsewhere are this space's own, its chain says, whoever opens it later without
+any key. What was not reached stays listed, until another space begins in its place.
 """
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from memoranda.ledger.bundles import destroy_bundle
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import SpaceForgotten, Value
-from memoranda.ledger.keyring import Keyring, remove_every_key
+from memoranda.ledger.keyring import remove_every_key
 from memoranda.ledger.places import Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sqlite_files import SpaceLock
@@ -49,21 +51,27 @@ def is_forgotten_space(snapshot: Snapshot, *, anywhere: bool = False) -> bool:
     return False
 
 
-def end_keys(place: Place, vault: WrappingKeys, stamps: Stamps) -> tuple[str, ...]:
+def naming(left: Sequence[str]) -> Refused:
+    """The refusal of a forgotten space that names the copies which were not reached."""
+    return replace(FORGOTTEN, message="; not reached: ".join([str(FORGOTTEN.message), *left]))
+
+
+def end_keys(
+    place: Place, vault: WrappingKeys, stamps: Stamps, snapshot: Snapshot
+) -> tuple[str, ...]:
     """Destroys what is left of a forgotten space's keys, wherever a crash has stopped it.
 
     Answers the copies that were not reached.
     """
     keys, slots = place.data / "keys.db", place.state / "slots"
-    unreached: tuple[str, ...] = ()
+    unreached = _end_bundles(place, snapshot)
+    stamps.step("space:bundles-destroyed")
     if keys.exists():
-        unreached = _end_bundles(place, vault, stamps)
-        stamps.step("space:bundles-destroyed")
         remove_every_key(keys)
     stamps.step("space:keys-removed")
     vault.destroy_all()
     stamps.step("space:slots-destroyed")
-    for path in (keys, slots, *_notes(place), place.data / "views.db"):
+    for path in (keys, slots, place.state / "forgotten", place.data / "views.db"):
         for name in ("", "-wal", "-shm", ".lock"):
             path.with_name(path.name + name).unlink(missing_ok=True)
     return unreached
@@ -74,15 +82,21 @@ def _notes(place: Place) -> tuple[Path, ...]:
     return place.state / "forgotten", place.state / "copies"
 
 
-def _end_bundles(place: Place, vault: WrappingKeys, stamps: Stamps) -> tuple[str, ...]:
+def _end_bundles(place: Place, snapshot: Snapshot) -> tuple[str, ...]:
     """Destroys the key bundles that can be reached; names the others, and every export."""
+
+    def chain_at(position: int) -> bytes | None:
+        return next((row.chain for row in snapshot.at([position])), None)
+
+    listed = CopyList(place.state / "copies")
     try:
-        with closing(Keyring(place.data / "keys.db", place.space, vault, stamps)) as keyring:
-            data_set = keyring.data_set
-        known = CopyList(place.state / "copies").read()
-    except (IntegrityFault, StorageFault, RefusedError):
-        return ("every backup and export: the list of them or the keys could not be read",)
-    left = (it for it in known.backups if not destroy_bundle(Path(it.path) / place.space, data_set))
+        known = listed.read()
+    except IntegrityFault:
+        return ("every backup and export: the list of them could not be read",)
+    left = [it for it in known.backups if not destroy_bundle(it, place.space, chain_at)]
+    # Of a list that cannot be written the next opening finds out the same again.
+    with suppress(StorageFault):
+        listed.leave(left)
     return (
         *(
             f"the backup in {it.path}: its key bundle with the recovery code reads it"

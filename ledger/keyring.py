@@ -57,6 +57,8 @@ _SECRET_ROW = "secret"  # noqa: S105  # the row's name, not a password
 _RECOVERY_ROW = "recovery/public"
 _RECOVERY_SECRET_ROW = "recovery"  # noqa: S105  # what earlier versions kept in its place
 _RECOVERY_ROWS = (_RECOVERY_ROW, _RECOVERY_SECRET_ROW)
+SPACE_ROWS = frozenset({_SECRET_ROW, *_RECOVERY_ROWS})
+"""The rows that are no memory's: only the end of the space removes them."""
 
 
 class Keyring:
@@ -203,8 +205,11 @@ class Keyring:
             self._wrapping_keys.clear()
 
     def remove(self, key_ids: Iterable[str]) -> None:
-        """Removes the keys that a forget names, durably; gone ones are fine."""
-        named = [(key_id,) for key_id in key_ids]
+        """Removes the keys that a forget names, durably; gone ones are fine.
+
+        What the whole space rests on stays, whoever names it: no forget does.
+        """
+        named = [(key_id,) for key_id in key_ids if key_id not in SPACE_ROWS]
         with self._writing():
             self._connection.executemany("DELETE FROM keys WHERE key_id = ?", named)
         for (key_id,) in named:

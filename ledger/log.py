@@ -3,11 +3,11 @@
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from memoranda.ledger.bundles import is_anothers, write_bundle
-from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space
+from memoranda.ledger.bundles import refuse_anothers, write_bundle
+from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space, naming
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft, Head, Selector, Tag
 from memoranda.ledger.errors import (
@@ -22,13 +22,13 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.oplog import say
-from memoranda.ledger.places import LOST_LOG, Place
+from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import InSlot, InVault, Keeping, Unlocking, WrappingKeys
+from memoranda.ledger.vaults import Keeping, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
 
 NORMALIZATION = 1
@@ -186,6 +186,11 @@ class Log:
         self.refuse_if_closed()
         return self._keyring.data_set
 
+    @property
+    def bundle_key(self) -> bytes:
+        """Marks what lies at backup destinations; no rotation changes it."""
+        return self._keyring.bundle_key
+
     def truncate(self) -> bool:
         """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
         with self._lock.held():
@@ -208,8 +213,7 @@ class Log:
     def rotate_keys(self, keeping: Keeping | None = None) -> int:
         """Puts a new wrapping key in force and destroys the old one; the new key epoch.
 
-        It is kept like the old one unless told how. A crash at any step is finished by the next
-        opening or rotation.
+        Kept like it unless told how; the next opening or rotation finishes one that was stopped.
         """
         with self._lock.held():
             with self.deciding():
@@ -226,17 +230,11 @@ class Log:
 
     def set_passphrase(self, passphrase: str | None) -> int:
         """Puts the slots under another passphrase, or under none; the new key epoch."""
-        if isinstance(self._vault.keeping, InVault):
-            message = "goes over the slots, and a vault keeps the key; `keys move slots` first"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "passphrase", message))
-        return self.rotate_keys(InSlot() if passphrase is None else self._vault.under(passphrase))
+        return self.rotate_keys(self._vault.put_under(passphrase))
 
     def move_keys(self, vault: str) -> int:
         """Moves the wrapping key into another vault; the new key epoch."""
-        if self._vault.is_in(vault):
-            message = f"{vault} keeps the wrapping key already"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", message))
-        return self.rotate_keys(self._vault.in_vault(vault))
+        return self.rotate_keys(self._vault.moved_to(vault))
 
     def new_recovery_code(self) -> str:
         """A new recovery code; the one before opens no copy made from here on."""
@@ -263,9 +261,15 @@ class Log:
         """How far the log was when the state folder last noted it."""
         return self._anchor.read()
 
+    def refuse_anothers(self, destination: Destination) -> None:
+        """Raises RefusedError where another ledger, or another line of this one, backs up."""
+        with self.reading() as store:
+            refuse_anothers(destination, self.space, store.chain_at)
+
     def write_bundle(self, destination: Destination) -> None:
         """Writes the key bundle of a destination, durably, and notes its key epoch."""
         with self._lock.held():
+            self.refuse_anothers(destination)
             folder = Path(destination.path) / self.space
             # The code opens one wrapping key: a rotation that was cut short leaves keys under two.
             if len(self._vault.epochs()) > 1:
@@ -274,8 +278,7 @@ class Log:
             self._stamps.step("bundle:due")
             write_bundle(folder, self._keyring, self.journal.read(), Anchor.of(self.head()))
             self._stamps.step("bundle:written")
-            key_epoch = self._keyring.key_epoch
-            self.copies.put(destination.model_copy(update={"key_epoch": key_epoch}))
+            self.copies.put(destination.model_copy(update={"key_epoch": self._keyring.key_epoch}))
 
     def rewrite_bundles(self) -> None:
         """Rewrites every key bundle of an older key epoch, where its destination is there.
@@ -283,14 +286,11 @@ class Log:
         The others stay listed: an old bundle and the code still read what was forgotten since.
         """
         key_epoch = self._keyring.key_epoch
-        for destination in self.copies.read().backups:
-            folder = Path(destination.path) / self.space
-            if destination.key_epoch == key_epoch:
-                continue
+        for it in self.copies.read().backups:
             # Whatever a disk elsewhere holds or fails at, it keeps nobody from this one.
-            with suppress(OSError, StorageFault, IntegrityFault):
-                if folder.is_dir() and not is_anothers(folder, self.data_set):
-                    self.write_bundle(destination)
+            with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+                if it.key_epoch != key_epoch and (Path(it.path) / self.space).is_dir():
+                    self.write_bundle(it)
 
     def drop_opened_keys(self) -> None:
         """Forgets every opened key, so that the next read sees what the key file holds."""
@@ -304,8 +304,7 @@ class Log:
     def forget_space(self) -> SpaceEnded:
         """Ends the space: every body, every key, and every key bundle that can be reached.
 
-        Headers and chain stay, and verify without keys. A crash is rolled forward by the next
-        opening, which then refuses to serve.
+        Headers and chain stay, and verify without keys; the next opening finishes a stopped end.
         """
         with self._lock.held():
             keys = self._keyring.count()
@@ -315,11 +314,12 @@ class Log:
             self._stamps.step("space:forgotten")
             self._recorder.truncate()
             self._keyring.close()
-            copies = end_keys(self.place, self._vault, self._stamps)
+            with self._recorder.reading() as snapshot:
+                copies = end_keys(self.place, self._vault, self._stamps, snapshot)
             self._is_closed = True
             self._recorder.close()
-            outside = (self.engine.leftover,) if self.engine.leftover else ()
-            return SpaceEnded(keys=keys, copies=(*copies, *outside))
+            copies += (self.engine.leftover,) if self.engine.leftover else ()
+            return SpaceEnded(keys=keys, copies=copies)
 
     # -- opening ----------------------------------------------------------------------------
 
@@ -339,13 +339,12 @@ class Log:
     def _is_new(self, place: Place) -> bool:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
         with self._recorder.reading() as snapshot:
-            is_new = snapshot.head.position == 0
             has_keys = (place.data / "keys.db").exists()
-            is_forgotten = is_forgotten_space(snapshot, anywhere=not has_keys)
-        if is_forgotten:
-            end_keys(place, self._vault, self._stamps)
-            raise RefusedError(FORGOTTEN)
-        return is_new
+            if not is_forgotten_space(snapshot, anywhere=not has_keys):
+                return snapshot.head.position == 0
+            if place.is_restoring:  # what a copy says ends no keys
+                raise RefusedError(FORGOTTEN)
+            raise RefusedError(naming(end_keys(place, self._vault, self._stamps, snapshot)))
 
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or begin, before anything but a folder is made."""
@@ -364,8 +363,7 @@ class Log:
         if anchor is None or anchor.position == 0:
             return
         with self.reading() as store:
-            event = store.at(anchor.position)
-            if not anchor.stands_on(store.head, event.row.chain if event else None):
+            if not anchor.stands_on(store.head, store.chain_at(anchor.position)):
                 raise RefusedError(anchor.contradicted_by(store.head))
 
     def _write_anchor(self, *, by: int) -> None:
@@ -406,8 +404,7 @@ class Log:
             make_folder(place.state)
             self._vault.create_first(FIRST_KEY_EPOCH)
         elif not path.exists():
-            message = "the key file is missing; restore it before the ledger can be read"
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "data", message))
+            raise RefusedError(MISSING_KEYS)
         self._vault.unlock()  # again: another process may have changed the passphrase meanwhile
         self._vault.drop_passphrase()
         return Keyring(path, place.space, self._vault, self._stamps)
@@ -418,12 +415,10 @@ class Log:
             raise RefusedError(LOST_LOG)
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return
-        keyring = Keyring(place.data / "keys.db", place.space, self._vault, self._stamps)
-        try:
+        path = place.data / "keys.db"
+        with closing(Keyring(path, place.space, self._vault, self._stamps)) as keyring:
             if keyring.holds_data_keys():
                 raise RefusedError(LOST_LOG)
-        finally:
-            keyring.close()
 
     def _create_space(self) -> None:
         self._keyring.finish_rotation()
@@ -451,4 +446,5 @@ class Log:
         if self._keyring.keeps_recovery_secret():
             self.copies.disown_bundles()  # first, as for a new code
             self._keyring.leave_recovery_secret()
-        self.rewrite_bundles()
+        if not self.place.is_restoring:  # which has yet to say which of them follow this line
+            self.rewrite_bundles()

@@ -24,11 +24,15 @@ def path_of(given: object, field: str) -> Path:
 
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
 
-LOST_LOG = Refused(
-    Refusal.SPACE_UNKNOWN,
-    "data",
-    "the log is missing or empty although its keys or its anchor are here; restore it",
+
+def _unusable(message: str) -> Refused:
+    return Refused(Refusal.SPACE_UNKNOWN, "data", message)
+
+
+LOST_LOG = _unusable(
+    "the log is missing or empty although its keys or its anchor are here; restore it"
 )
+MISSING_KEYS = _unusable("the key file is missing; restore it before the ledger can be read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Replaying the forget journal over a restored log: what was forgotten since is forgotten again.
 
 The keys of what was forgotten are gone, so nothing but the journal's sealed tombstones can tell
-what must fall. Each is appended anew, as the next revision of the record that the log holds.
+what must fall. Each is appended anew, as the next revision of the record that the log holds, unless
+another line of the log has told the same forget, and all of it stands here already.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from memoranda.ledger.errors import IntegrityFault
 from memoranda.ledger.events import (
     ConflictChanged,
     ForgetReleased,
+    Header,
     MessageCaptured,
     MessageForgotten,
     OperationAborted,
@@ -49,14 +51,19 @@ def replay(store: DecidingStore, rows: Sequence[Row]) -> Replayed:
     """Forgets again whatever the log, which is older, does not know to be forgotten."""
     done = Replayed()
     missing = [store.event(row) for row in rows if not _stands(store, row)]
+    fallen = []
     for event in missing:
+        # Of two lines' the first is enough, also where neither stands here.
+        if _is_told(store, event):
+            continue
+        fallen.append(event)
         if isinstance(event.header, OperationAborted):
             _abort(store, event)
         if isinstance(event.header, MessageForgotten):
             _forget_messages(store, event, event.header.removed_keys, done)
         if isinstance(event.header, ForgetReleased):
             _release(store, event, event.header)
-    for tombstones in _by_record(missing).values():
+    for tombstones in _by_record(fallen).values():
         _forget(store, tombstones, done)
     done.removed_keys |= named_keys(rows)
     return done
@@ -65,6 +72,28 @@ def replay(store: DecidingStore, rows: Sequence[Row]) -> Replayed:
 def _stands(store: DecidingStore, row: Row) -> bool:
     event = store.at(row.position)
     return event is not None and event.row.chain == row.chain
+
+
+def _is_told(store: DecidingStore, event: Event) -> bool:
+    """Whether this log has the same forget at another place, and no body that it would take."""
+    if any(store.bodies_under(key_id) for key_id in _removed_keys(event)):
+        return False
+    if isinstance(event.header, RecordCommitted):
+        end = _end_of(store, event)
+        return isinstance(end, RecordCommitted) and end.status == "forgotten"
+    if isinstance(event.header, OperationAborted):
+        return False
+    held = [tag for tag in event.row.tags if tag.startswith(("msg:", "held:"))]
+    shape = (type(event.header),)
+    return all(store.select(Selector(Tag("", "", tag), shape)) for tag in held)
+
+
+def _end_of(store: DecidingStore, event: Event) -> Header | None:
+    """The receipt that the log has for the operation of an event; an intent is none."""
+    operation = event.tag("personal:op")
+    newest = store.select(Selector(operation, OPERATION)) if operation else []
+    is_open = not newest or isinstance(newest[0].header, OperationPrepared)
+    return None if is_open else newest[0].header
 
 
 def _by_record(events: Iterable[Event]) -> Mapping[str, list[Event]]:
@@ -86,6 +115,8 @@ def _forget(store: DecidingStore, tombstones: Sequence[Event], done: Replayed) -
     current = standing[0] if standing else None
     revision = _revision(current)
     falling = {row.position: row for row in _falling(store, tombstones, record)}
+    if not falling and _covers(store, record, tombstones):
+        return
     keys = [key_id for event in tombstones for key_id in _header(event).removed_keys]
     keys += [row.key_id for row in falling.values() if row.key_id is not None]
     body = _body(tombstones, current)
@@ -101,6 +132,8 @@ def _forget(store: DecidingStore, tombstones: Sequence[Event], done: Replayed) -
         }
     )
     named = [tag for event in tombstones for tag in _tags_of(event, latest)]
+    if _end_of(store, latest):
+        named = [tag for tag in named if not tag.startswith("op:")]
     lost = [tag for row in falling.values() for tag in _message_tags(row) if tag not in named]
     held = [tag for row in falling.values() for tag in _open_intent(store, row)]
     tags = dict.fromkeys((*named, *lost, *held))
@@ -109,6 +142,23 @@ def _forget(store: DecidingStore, tombstones: Sequence[Event], done: Replayed) -
     done.records += 1
     done.messages += len(set(lost))
     done.removed_keys.update(keys)
+
+
+def _covers(store: DecidingStore, record: Tag, tombstones: Sequence[Event]) -> bool:
+    """Whether the record stands forgotten here, with everything that these would block."""
+    standing = store.select(Selector(record, (RecordCommitted,), newest=False))
+    if not standing or _header(standing[-1]).status != "forgotten":
+        return False
+    before = [event for event in standing if _header(event).status == "forgotten"]
+    return _blocked(tombstones) <= _blocked(before)
+
+
+def _blocked(tombstones: Iterable[Event]) -> set[str]:
+    """The sources that tombstones block, and the messages whose end they explain."""
+    bodies = [body for event in tombstones if (body := event.body(RecordBody))]
+    values = [Tombstone.model_validate(body.value) for body in bodies]
+    tags = {tag for event in tombstones for tag in event.row.tags if tag.startswith("msg:")}
+    return tags | {ref for value in values for ref in value.blocked_sources}
 
 
 def _forget_messages(
@@ -185,7 +235,8 @@ def _message_tags(row: Row) -> list[str]:
 def _intent(store: DecidingStore, event: Event) -> str | None:
     """The intent that the forget ends, where the log holds it."""
     operation = event.tag("personal:op")
-    assert operation is not None, "every operation's event has its tag"
+    if operation is None or _end_of(store, event):
+        return None
     found = store.select(Selector(operation, (OperationPrepared,)))
     return found[0].row.commitment.hex() if found else None
 

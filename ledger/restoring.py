@@ -4,12 +4,21 @@ Until it has ended a mark stands in the state folder, and the ledger opens for n
 step may be repeated: a second run begins with the same copy and comes to the same end.
 """
 
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from memoranda.ledger.backups import KEEP_DEFAULT, LogCopy, read_manifest, verify_listed
+from memoranda.ledger.backups import (
+    KEEP_DEFAULT,
+    LogCopy,
+    Manifest,
+    is_as_made,
+    put_line_last,
+    read_manifest,
+    verify_listed,
+)
 from memoranda.ledger.bundles import KeyBundle, read_bundle
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft
@@ -17,7 +26,13 @@ from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedErr
 from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
 from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
 from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
-from memoranda.ledger.keyring import Keyring, bundle_key_in, install_rows, open_recovery_copy
+from memoranda.ledger.keyring import (
+    SPACE_ROWS,
+    Keyring,
+    bundle_key_in,
+    install_rows,
+    open_recovery_copy,
+)
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
@@ -69,6 +84,12 @@ class _Source:
     copy: LogCopy
     path: Path
     bundle: KeyBundle
+    manifest: Manifest
+
+    def check(self, key: bytes) -> None:
+        """Raises IntegrityFault unless the ledger whose key this is has written both."""
+        self.bundle.check(key)
+        self.manifest.check(key)
 
 
 class Restoring:
@@ -82,15 +103,16 @@ class Restoring:
         self._slots = SlotFile(place.state / "slots")
         self._vault = WrappingKeys(self._slots, place.space, stamps, unlocking)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
+        self._backup_lock = SpaceLock(place.data / "backup.lock", BUSY_WAIT_S)
         self._engine = engine_of(place)
 
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
         """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
         try:
-            source = self._source(folder, asked.position)
+            source = self._source(folder, asked)
             with suppress(RefusedError):
                 self._vault.unlock()  # what does not open is asked for by its code
-            wrapping_key = self._wrapping_key(source.bundle, asked.code)
+            wrapping_key = self._wrapping_key(source, asked.code)
             for own in (self._place.data, self._place.state):
                 make_folder(own)
             with self._lock.held():
@@ -109,26 +131,29 @@ class Restoring:
 
     # -- what is restored -------------------------------------------------------------------
 
-    def _source(self, folder: Path, position: int | None) -> _Source:
+    def _source(self, folder: Path, asked: Asked) -> _Source:
         inner = folder / self._place.space
-        manifest = read_manifest(inner)
-        copies = manifest.copies if manifest else ()
-        early = [it for it in copies if position is None or it.position <= position]
-        if manifest is None or not early:
-            raise _refused("backup", "there is no such backup of this space in the folder")
-        copy = early[-1]
         try:
+            manifest = read_manifest(inner)
+            copies = manifest.copies if manifest else ()
+            copy = _newest(copies, asked.position)
+            if manifest is None or copy is None:
+                raise _refused("backup", "there is no such backup of this space in the folder")
             verify_listed(inner, copy, self._place.space)
+            if not asked.force and not is_as_made(inner, copy):
+                message = "the copy of the log was damaged or changed; --force puts in place what"
+                raise _refused("backup", f"{message} its chain vouches for")
             bundle = read_bundle(inner)
         except IntegrityFault as fault:
             raise _refused("backup", str(fault)) from fault
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
-        return _Source(copy, inner / copy.file, bundle)
+        return _Source(copy, inner / copy.file, bundle, manifest)
 
-    def _wrapping_key(self, bundle: KeyBundle, code: str | None) -> bytes | None:
+    def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
         """What opens the bundle; None where the key file here, which is newer, serves instead."""
-        key = self._slot_keys().get(bundle.key_epoch)
+        bundle, slots = source.bundle, self._slot_keys()
+        key = slots.get(bundle.key_epoch)
         if code is not None:
             try:
                 _, key = open_recovery_copy(bundle.recovery, code, self._place.space)
@@ -136,17 +161,19 @@ class Restoring:
                 message = "is not the code that opens this backup's key bundle"
                 raise _refused("recovery", message) from fault
         here = self._keys_here()
-        if key is None and (here is None or here[0] != bundle.data_set):
+        # Older ones are those of another backup, whose restore was interrupted.
+        is_newer = max(slots, default=0) > bundle.key_epoch
+        if key is None and not (is_newer and here is not None and here[0] == bundle.data_set):
             message = "needed here: no wrapping key on this machine opens the backup's key bundle"
             raise _refused("recovery", message)
         try:
-            # Whoever may write to the folder has none of the keys that the mark is made with.
+            # Whoever may write to the folder has none of the keys that the marks are made with.
             if here is not None and here[0] == bundle.data_set:
-                bundle.check(here[1])
+                source.check(here[1])
             if key is not None:
-                bundle.check(bundle_key_in(bundle.keys, key, self._place.space))
+                source.check(bundle_key_in(bundle.keys, key, self._place.space))
         except IntegrityFault as fault:
-            message = f"the key bundle does not open: {fault}"
+            message = f"the backup does not open: {fault}"
             hint = "" if code else "; with --recovery, your code may"
             raise _refused("backup", message + hint) from fault
         return key
@@ -201,7 +228,9 @@ class Restoring:
         if not force:
             self._refuse_if_ahead(source)
         here = None if is_anothers else _anchor_in(witnesses(self._place.state)[0])
-        before = max(here, source.bundle.anchor) if here else source.bundle.anchor
+        seen = [it for it in (here, source.bundle.anchor) if it is not None]
+        # What is lost is told of: the longest line may be the one that comes back.
+        before = max([it for it in seen if not self._stands_in(source, it)] or seen)
         mark.write(before)
         return before
 
@@ -232,7 +261,7 @@ class Restoring:
         self._stamps.step("restore:slots")
         path = usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
         # By now it is the journal of both: what either has forgotten opens at no step.
-        gone = named_keys(witnesses(self._place.state)[1].read())
+        gone = named_keys(witnesses(self._place.state)[1].read()) - SPACE_ROWS
         install_rows(path, (row for row in bundle.keys if row[0] not in gone), keeps=keeps)
 
     def _refuse_if_ahead(self, source: _Source) -> None:
@@ -251,9 +280,7 @@ class Restoring:
             if error.refused.refusal is not Refusal.SPACE_UNKNOWN:
                 raise
             return
-        with closing(connect_copy(source.path, schema_number=SCHEMA_NUMBER)) as copy:
-            rows = SQLiteSnapshot(copy, self._place.space).at([head.position])
-        if head.position and [row.chain for row in rows] != [head.chain]:
+        if not self._stands_in(source, Anchor.of(head)):
             message = "the ledger here goes further than the backup, or another way; --force puts"
             raise _refused("force", f"{message} the backup in its place all the same")
 
@@ -279,13 +306,10 @@ class Restoring:
                 term = store.head.term
             self._stamps.step("restore:replayed")
             log.remove_keys(tuple(again.removed_keys))
-            known = {it.path: it for it in log.copies.read().backups}
-            # From here on the bundle there follows this machine's key rotations.
-            if folder not in known:
-                made = Destination(path=folder, keep=KEEP_DEFAULT, key_epoch=0)
-                with log.exclusive():
-                    log.copies.put(made)
-        gone = max(0, before.position - source.copy.position)
+            with self._backup_lock.held(), log.exclusive():
+                self._own(log, source.bundle, folder)
+            self._stamps.step("restore:destinations")
+        gone = self._gone(source, before)
         return Restored(
             position=source.copy.position,
             recorded_at=source.copy.recorded_at,
@@ -296,6 +320,53 @@ class Restoring:
             key_epoch=source.bundle.key_epoch,
             term=term,
         )
+
+    def _gone(self, source: _Source, before: Anchor) -> int:
+        """How many events the anchor had seen that are not there now; at least its own, if so."""
+        is_there = self._stands_in(source, before)
+        return 0 if is_there else max(1, before.position - source.copy.position)
+
+    def _stands_in(self, source: _Source, anchor: Anchor) -> bool:
+        """Whether the copy goes on from an anchor."""
+        with closing(connect_copy(source.path, schema_number=SCHEMA_NUMBER)) as copy:
+            rows = SQLiteSnapshot(copy, self._place.space).at([anchor.position])
+        return anchor.position == 0 or [row.chain for row in rows] == [anchor.chain]
+
+    def _own(self, log: Log, bundle: KeyBundle, folder: str) -> None:
+        """Lets destinations follow this line, where nothing is lost by that.
+
+        The one restored from does: its bundle follows this machine's key rotations from here on.
+        Another may hold more than was restored; it is left for who wants to go back to it.
+        """
+        made = Destination(path=folder, keep=KEEP_DEFAULT, data_set=bundle.data_set)
+        known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
+        for destination in known.values():
+            inner, mark = Path(destination.path) / self._place.space, ""
+            # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
+            with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+                there = read_bundle(inner)
+                if self._holds_all(log, there):
+                    mark = there.mark.hex()
+                if destination.path == folder:
+                    put_line_last(log, inner)
+            log.copies.put(destination.model_copy(update={"key_epoch": 0, "mark": mark}))
+
+    def _holds_all(self, log: Log, bundle: KeyBundle) -> bool:
+        """Whether a bundle has no key epoch, no key and no forget that is not known here."""
+        journal = log.journal.read()
+        path = self._place.data / "keys.db"
+        with closing(Keyring(path, self._place.space, self._vault, self._stamps)) as keyring:
+            here = {key_id for key_id, _, _ in keyring.rows()} | named_keys(journal)
+            is_newer = bundle.key_epoch > keyring.key_epoch
+        keys = {key_id for key_id, _, _ in bundle.keys}
+        return not is_newer and keys <= here and set(bundle.journal) <= set(journal)
+
+
+def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:
+    """The copy that was made last; up to a position, one that ends there goes before."""
+    early = [it for it in copies if position is None or it.position <= position]
+    exact = [it for it in early if it.position == position]
+    return next(reversed(exact or early), None)
 
 
 def _anchor_in(file: AnchorFile) -> Anchor | None:

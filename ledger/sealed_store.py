@@ -83,6 +83,11 @@ class SealedStore:
         """The event at a position."""
         return next(iter(self.page(position - 1, 1)), None) if position > 0 else None
 
+    def chain_at(self, position: int) -> bytes | None:
+        """The link of the chain at a position; None where there is no event."""
+        event = self.at(position)
+        return event.row.chain if event else None
+
     def blinded(self, tag: Tag) -> str:
         """How the tag stands in the log."""
         return tag.blind or self._keyring.blinded(tag.kind, tag.name)

@@ -195,15 +195,25 @@ class WrappingKeys:
         contents = self._slots.read()
         return _keeping(contents[max(contents)])
 
-    def is_in(self, vault: str) -> bool:
-        """Whether that vault keeps the newest key."""
-        return _vault_of(self.keeping) == vault
-
     def under(self, passphrase: str) -> UnderPassphrase:
         """A way of keeping keys under a passphrase; takes scrypt's time."""
         kept = UnderPassphrase(SCRYPT_COST, self._stamps.entropy(_SALT_BYTES))
         self._derived[kept] = kept.stretched(passphrase)
         return kept
+
+    def put_under(self, passphrase: str | None) -> InSlot | UnderPassphrase:
+        """A way of keeping keys in the slots, under a passphrase or none; not out of a vault."""
+        if isinstance(self.keeping, InVault):
+            message = "goes over the slots, and a vault keeps the key; `keys move slots` first"
+            raise RefusedError(_wrong_passphrase(message))
+        return InSlot() if passphrase is None else self.under(passphrase)
+
+    def moved_to(self, vault: str) -> InSlot | InVault:
+        """A way of keeping keys in another vault than the newest one, or in the slots."""
+        if _vault_of(self.keeping) == vault:
+            message = f"{vault} keeps the wrapping key already"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", message))
+        return self.in_vault(vault)
 
     def in_vault(self, vault: str) -> InSlot | InVault:
         """A way of keeping keys in a vault, or in the slots."""

@@ -148,12 +148,15 @@ FilePath = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 class Destination(Value):
     """A folder that backups go to: how many logs it keeps, and the key epoch of its key bundle.
 
-    Key epoch 0 is that of no bundle, or of one that another recovery code opens.
+    Key epoch 0 is that of no bundle, or of one that another recovery code opens. `data_set` names
+    the ledger, and `mark` (hex) a bundle that a restore has left there, from which we went on.
     """
 
     path: FilePath
     keep: int = Field(ge=1)
     key_epoch: int = 0
+    data_set: str = ""
+    mark: str = ""
 
 
 class ExportedFile(Value):
@@ -192,6 +195,14 @@ class CopyList:
         known = self.read()
         kept = [it for it in known.exports if it.path != file.path]
         self._write(known.model_copy(update={"exports": (*kept, file)}))
+
+    def leave(self, backups: Iterable[Destination]) -> None:
+        """Leaves only these destinations; a list of nothing goes."""
+        left = self.read().model_copy(update={"backups": tuple(backups)})
+        if left == Copies():
+            self._path.unlink(missing_ok=True)
+        else:
+            self._write(left)
 
     def disown_bundles(self) -> None:
         """Counts every key bundle as an old one: another recovery code is in force."""

@@ -30,7 +30,7 @@ from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.slots import SlotFile
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import Passphrase
+from memoranda.ledger.vaults import InVault, Passphrase
 from memoranda.tools.memory import Memory, assemble
 from memoranda.tools.restore import restore
 from memoranda.tools.settings import Settings, load_settings
@@ -462,7 +462,7 @@ def is_in_the_keyring(place: Path, work: Work, _: Any) -> Complaints:
 
 
 def move(memory: Memory) -> Any:
-    is_moved = memory._parts.log._vault.is_in("keyring")
+    is_moved = isinstance(memory._parts.log._vault.keeping, InVault)
     return "moved already" if is_moved else memory.move_keys("keyring")
 
 

@@ -213,7 +213,7 @@ def test_a_backup_is_consistent_while_another_process_writes(memory, folder, awa
     assert writer.exitcode == 0
     assert all(isinstance(it, BackupReport) for it in made)
     for path in (away / SPACE).glob("log-*.db"):
-        position = int(path.stem.partition("-")[2])
+        position = int(path.stem.split("-")[1])
         assert verify_copy(path, SPACE).position == position
     assert memory.audit.verify().findings == ()
 
@@ -566,6 +566,64 @@ def test_a_bundle_that_is_replaced_is_overwritten_first(memory, away):
     held.seek(0)
     with held:
         assert held.read() == bytes(len(old))
+
+
+def test_a_torn_bundle_is_overwritten_too_and_what_is_none_is_only_replaced(memory, tmp_path):
+    """Whoever may write to the folder makes nobody write a terabyte, nor over his own files."""
+    torn, hole, note = (tmp_path / name for name in ("torn", "hole", "note"))
+    held = {}
+    for away in (torn, hole, note):
+        memory.backup(away)
+        path = away / SPACE / FILE_NAME
+        if away == torn:
+            os.truncate(path, path.stat().st_size - 100)
+        elif away == hole:
+            path.unlink()
+            path.touch()
+            os.truncate(path, 1 << 40)
+        else:
+            path.write_bytes(b"somebody's own note")
+        held[away] = path.open("rb")
+
+    memory.forget(memory.remember(FACT).record_id, 1)
+
+    with held[torn] as file:
+        assert set(file.read()) == {0}
+    with held[hole] as file:
+        assert os.fstat(file.fileno()).st_blocks == 0
+    with held[note] as file:
+        assert file.read() == b"somebody's own note"
+    key_epoch = memory.status().key_epoch
+    assert {read_bundle(it / SPACE).key_epoch for it in held} == {key_epoch}
+
+
+def changed_list(path: Path) -> None:
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "copies": said["copies"][1:]}))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(path.read_bytes()[:100]), changed_list]
+)
+def test_a_torn_or_changed_list_of_copies_lets_go_of_none_and_the_way_out_is_named(
+    memory, tmp_path, away, damage
+):
+    for text in (FACT, OTHER):
+        memory.remember(text)
+        memory.backup(away)
+    damage(away / SPACE / "manifest.json")
+    kept = contents(away)
+
+    refused = memory.backup(away)
+
+    assert (refused.code, refused.field) == ("invalid_request", "destination")
+    assert f"move the folder {SPACE} there away" in refused.message
+    assert contents(away) == kept
+    (told,) = [it for it in memory.doctor() if it.name == "backup"]
+    assert refused.message in told.message
+    (away / SPACE).rename(tmp_path / "moved away")
+    assert isinstance(memory.backup(away), BackupReport)
+    assert [it for it in memory.doctor() if it.level == "finding"] == []
 
 
 # -- on a machine that has a state ----------------------------------------------------------------

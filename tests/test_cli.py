@@ -1069,11 +1069,8 @@ def test_on_a_terminal_the_recovery_code_is_asked_for_and_not_shown(run: Termina
 def test_a_restored_log_with_findings_is_not_served_unless_forced(run: Terminal) -> None:
     code = run("init", "--json").answer["recovery_code"]
     run.remembered("Lin is well")
+    lose_a_body(run.folder / "data" / "me" / "ledger.db")
     run("backup", str(run.folder / "away"))
-    (copy,) = (run.folder / "away" / "me").glob("log-*.db")
-    with closing(sqlite3.connect(copy)) as raw:
-        raw.execute("DELETE FROM bodies WHERE position = 2")
-        raw.commit()
     empty = elsewhere(run)
 
     said = empty("restore", str(run.folder / "away"), "--recovery", given=f"{code}\n")
@@ -1082,6 +1079,28 @@ def test_a_restored_log_with_findings_is_not_served_unless_forced(run: Terminal)
     assert "not served" in said.err
     assert "a restore has not ended" in empty("list").err
     assert empty("restore", str(run.folder / "away"), "--force").code == 4
+    assert empty("list").code == 0
+
+
+def lose_a_body(log: Path) -> None:
+    with closing(sqlite3.connect(log)) as raw:
+        raw.execute("DELETE FROM bodies WHERE position = 2")
+        raw.commit()
+
+
+def test_a_copy_that_was_damaged_is_restored_by_force_alone(run: Terminal) -> None:
+    code = run("init", "--json").answer["recovery_code"]
+    run.remembered("Lin is well")
+    run("backup", str(run.folder / "away"))
+    (copy,) = (run.folder / "away" / "me").glob("log-*.db")
+    lose_a_body(copy)
+    empty, words = elsewhere(run), ("restore", str(run.folder / "away"), "--recovery")
+
+    said = empty(*words, given=f"{code}\n")
+
+    assert (said.code, "--force" in said.err) == (1, True)
+    assert not (empty.folder / "data" / "me").exists()
+    assert empty(*words, "--force", given=f"{code}\n").code == 4
     assert empty("list").code == 0
 
 

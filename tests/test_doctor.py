@@ -65,6 +65,7 @@ def test_a_backup_without_a_whole_copy_of_the_log_is_a_finding(healthy, tmp_path
     assert "no copy of the log is there" in told()
     (inner / "keys.bundle").write_bytes(bundle.replace(b'"data_set": "', b'"data_set": "0'))
     assert "another ledger's" in told()
+    (inner / "keys.bundle").unlink()
     healthy.backup(tmp_path / "away")
     assert findings(healthy) == {}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memoranda.ledger import vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.bundles import FILE_NAME
 from memoranda.ledger.ending import set_aside
@@ -630,3 +631,63 @@ def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     assert not (tmp_path / "away" / "us_alice" / FILE_NAME).exists()
     files = [path for root in folder.values() for path in root.rglob("*") if path.is_file()]
     assert not any(key in path.read_bytes() for path in files for key in secrets.values())
+
+
+@pytest.mark.parametrize("step", [f"space:{it}" for it in ENDING])
+@pytest.mark.sqlite
+def test_an_end_that_was_stopped_names_every_copy_it_did_not_reach_until_it_does(
+    opened, memory, world, step, tmp_path
+):
+    memory.remember(FACT)
+    here, gone = tmp_path / "here", tmp_path / "gone"
+    for away in (here, gone):
+        memory.backup(away)
+    memory.export(tmp_path / "all.jsonl")
+    gone.rename(tmp_path / "in a drawer")
+
+    def crash(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    world.at_step = crash
+    with pytest.raises(KeyboardInterrupt):
+        memory.forget_space("us_alice")
+    world.at_step = lambda _: None
+
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="forgotten for good") as told:
+            opened()
+        assert [str(it) in str(told.value) for it in (here, gone, tmp_path / "all.jsonl")] == [
+            False, True, True,
+        ]  # fmt: skip
+    assert not (here / "us_alice" / FILE_NAME).exists()
+    (tmp_path / "in a drawer").rename(gone)
+    with pytest.raises(RefusedError, match=r"all\.jsonl") as told:
+        opened()
+    assert str(gone) not in str(told.value)
+    assert not (gone / "us_alice" / FILE_NAME).exists()
+
+
+@pytest.mark.sqlite
+def test_an_end_under_a_passphrase_is_rolled_forward_by_who_does_not_know_it(
+    opened, world, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(vaults, "SCRYPT_COST", (4, 8, 1))
+    with opened(passphrase="a few words") as memory:
+        memory.remember(FACT)
+        memory.backup(tmp_path / "away")
+
+        def crash(name: str) -> None:
+            if name == "space:forgotten":
+                raise KeyboardInterrupt
+
+        world.at_step = crash
+        with pytest.raises(KeyboardInterrupt):
+            memory.forget_space("us_alice")
+        world.at_step = lambda _: None
+
+    with pytest.raises(RefusedError, match="forgotten for good"):
+        opened()
+
+    assert not (tmp_path / "away" / "us_alice" / FILE_NAME).exists()
+    assert not (folder["state"] / "us_alice" / "slots").exists()

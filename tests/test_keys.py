@@ -614,6 +614,22 @@ def test_the_keys_are_the_persons_alone(memory, folder, deed, who, request):
     assert memory.rotate_keys() == 2
 
 
+@pytest.mark.sqlite
+def test_no_forget_removes_what_the_whole_space_rests_on(opened):
+    memory = opened()
+    code, made = memory.recovery_code, memory.remember("It stays")
+    names = [key_id for key_id, _, _ in memory._parts.log._keyring.rows()]
+    rests = [key_id for key_id in names if len(key_id) != len(names[-1])]
+    assert len(rests) == 1 + 1  # the secret, and what seals for the recovery code
+
+    memory._parts.log.remove_keys(tuple(rests))
+
+    memory.close()
+    memory = opened()
+    assert memory.read(made.record_id).record.content == "It stays"
+    assert memory.is_recovery_code(code)
+
+
 @pytest.mark.parametrize("odd", [None, 5, b"AAAA", [], {}, "\ud800", ""], ids=repr)
 def test_what_is_no_text_is_no_recovery_code_passphrase_or_vault(memory, folder, odd):
     before = slots_of(folder).read_bytes()
@@ -642,6 +658,7 @@ def test_an_opening_refuses_an_odd_vault_or_passphrase_before_it_makes_anything(
     assert not (folder["data"] / "us_new").exists()
 
 
+@pytest.mark.sqlite("the log's own file")
 def test_a_pipe_in_place_of_the_log_is_refused_at_once(opened, folder):
     opened().close()
     log = folder["data"] / "us_alice" / "ledger.db"

@@ -211,16 +211,15 @@ def nothing_forgotten_is_told(memory: Memory, book: Book) -> None:
 def comes_back(site: Site, book: Book, copy: tuple[str, int]) -> None:
     """On an empty machine the copy holds all that had ended by then, and nothing forgotten since.
 
-    What it restores from is moved there, so that the machines do not rewrite each other's keys.
+    From here on the folder follows that machine, and the next one restores what it has left there.
     """
     destination, position = copy
     machine = Site(site.folder / "machine")
-    shutil.copytree(destination, machine.folder / "away")
     folders = {"data": machine.folder / "data", "state": machine.folder / "state"}
     report = restore(
         load_settings(space=SPACE, home=machine.folder, **folders),
         Stamps(),
-        machine.folder / "away",
+        destination,
         Asked(code=book.code, position=position),
     )
     assert (report.position, report.findings, report.is_served) == (position, (), True)

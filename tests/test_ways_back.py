@@ -45,10 +45,11 @@ class Life:
         self.memory.close()
         self.memory = open_memory(SPACE, **self.folder, stamps=self.world.stamps)
 
-    def restored(self, folder: dict[str, Path], **asked: Any) -> None:
+    def restored(self, folder: dict[str, Path], source: str = "away", **asked: Any) -> None:
         settings = load_settings(space=SPACE, **folder)
-        report = restore(settings, self.world.stamps, self.place / "away", Asked(**asked))
-        assert (report.forgotten_again, report.findings) == (2, ())
+        report = restore(settings, self.world.stamps, self.place / source, Asked(**asked))
+        again = 2 if source == "away" else 0
+        assert (report.forgotten_again, report.findings) == (again, ())
         self.folder = folder
         self.reopened()
 
@@ -104,6 +105,14 @@ def by_a_restore_on_an_empty_machine(life: Life) -> None:
 def by_a_restore_in_its_place(life: Life) -> None:
     life.memory.close()
     life.restored(life.folder, force=True)
+
+
+def by_a_restore_of_an_older_copy_and_then_of_the_newer_one(life: Life) -> None:
+    life.memory.backup(life.place / "newer")
+    life.memory.close()
+    life.restored(life.folder, force=True)
+    life.memory.close()
+    life.restored(life.folder, source="newer", code=life.code, force=True)
 
 
 def by_an_import(life: Life) -> None:
@@ -163,6 +172,7 @@ def by_undo(life: Life) -> None:
 WAYS = {
     "an empty machine": [by_a_restore_on_an_empty_machine],
     "in its place": [by_a_restore_in_its_place],
+    "to and fro": [by_a_restore_of_an_older_copy_and_then_of_the_newer_one],
     "told again": [
         by_an_import, by_a_rebuild, by_an_old_file_of_views, by_capturing_and_proposing_it_again,
         by_its_operation_ids, by_its_own_intent, by_undo,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from memoranda.ledger.backups import read_manifest, verify_listed
+from memoranda.ledger.backups import is_as_made, manifest_of, verify_listed
 from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
@@ -15,6 +15,7 @@ from memoranda.ledger.holding import all_held, until_of
 from memoranda.ledger.log import ANCHOR_EVENTS, Log
 from memoranda.ledger.stamps import moment_of, time_text
 from memoranda.ledger.takeover import completed_in
+from memoranda.ledger.witness import Destination
 from memoranda.tools.parts import Parts
 
 MENDED = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
@@ -149,43 +150,51 @@ def _backups(log: Log) -> Iterator[Check]:
     """Whether a lost machine could be restored with what is forgotten left out."""
     present = 0
     for destination in log.copies.read().backups:
-        fault = _backup_fault(log, Path(destination.path) / log.space)
+        fault = _backup_fault(log, destination)
         if fault is None:
             present += 1
             message = "has the present key bundle and whole copies of the log"
             yield _fine("backup", f"{destination.path} {message}")
         else:
-            again = f"`memoranda backup {destination.path}` writes it"
-            yield _finding("backup", f"{destination.path}: {fault}; {again}")
+            yield _finding("backup", f"{destination.path}: {fault}")
     if not present:
         message = "no backup is whole and younger than the last key rotation"
         yield _finding("recovery", f"{message}; `memoranda backup DIR` makes one")
 
 
-def _backup_fault(log: Log, folder: Path) -> str | None:
+def _backup_fault(log: Log, destination: Destination) -> str | None:
+    """What is wrong with a destination, and what mends it."""
     try:
-        _read_backup(log, folder)
+        _read_backup(log, destination)
     except IntegrityFault as fault:
-        return str(fault)
+        return f"{fault}; `memoranda backup {destination.path}` writes it"
     except RefusedError as error:
         return error.refused.message
     return None
 
 
-def _read_backup(log: Log, folder: Path) -> None:
+def _read_backup(log: Log, destination: Destination) -> None:
     """Raises what is wrong with a destination; the newest copy, which a restore takes, is whole."""
+    folder = Path(destination.path) / log.space
     bundle = read_bundle(folder)
-    if bundle.data_set != log.data_set:
-        raise IntegrityFault("the key bundle is another ledger's")
+    log.refuse_anothers(destination)
+    bundle.check(log.bundle_key)
     if bundle.key_epoch != log.head().key_epoch:
         raise IntegrityFault("the key bundle is older than the last key rotation")
-    manifest = read_manifest(folder)
+    manifest = manifest_of(log, folder)
     if manifest is None or not manifest.copies:
         raise IntegrityFault("no copy of the log is there")
     for copy in manifest.copies:
         if not (folder / copy.file).is_file():
             raise IntegrityFault(f"{copy.file} is missing")
-    verify_listed(folder, manifest.copies[-1], log.space)
+    newest = manifest.copies[-1]
+    verify_listed(folder, newest, log.space)
+    if not is_as_made(folder, newest):
+        raise IntegrityFault("the newest copy there was damaged or changed")
+    with log.reading() as store:
+        is_ours = store.chain_at(newest.position) == bytes.fromhex(newest.chain)
+    if not is_ours:
+        raise IntegrityFault("the newest copy there is of another line of this log")
 
 
 def _state_folder(log: Log) -> Iterator[Check]:

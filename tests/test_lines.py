@@ -1,0 +1,506 @@
+"""Lines of one ledger: after a restore two may go on, and neither takes the other's place."""
+
+import hashlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from memoranda.ledger import backups, chain, restoring
+from memoranda.ledger.backups import BackupReport, LogCopy, read_manifest
+from memoranda.ledger.bundles import FILE_NAME, read_bundle
+from memoranda.ledger.errors import Refused
+from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForgotten
+from memoranda.ledger.restoring import Asked
+from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import RestoreReport, restore
+from memoranda.tools.settings import load_settings
+
+SPACE = "us_alice"
+REF = "personal-message:s-main-1:"
+FACT = "Peanuts make Alice ill."
+OTHER = "Alice drinks green tea."
+NEWER = "Alice moved to Kyoto."
+
+
+class Stopped(Exception):  # noqa: N818
+    """A crash between two steps."""
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Path:
+    return tmp_path / "away"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[[str], dict[str, Path]]:
+    """The folders of an empty machine."""
+    return lambda name: {root: tmp_path / name / root for root in ("data", "state")}
+
+
+@pytest.fixture
+def restored(world) -> Callable[..., RestoreReport | Refused]:
+    def run(where: dict[str, Path], source: Path, **more: object) -> RestoreReport | Refused:
+        return restore(load_settings(space=SPACE, **where), world.stamps, source, Asked(**more))
+
+    return run
+
+
+@pytest.fixture
+def on(world) -> Callable[[dict[str, Path]], Memory]:
+    return lambda where: open_memory(SPACE, **where, stamps=world.stamps, create=False)
+
+
+def facts(memory: Memory) -> list[str]:
+    return sorted(read.record.content for read in memory.records())
+
+
+def findings(memory: Memory) -> dict[str, str]:
+    return {it.name: it.message for it in memory.doctor() if it.level == "finding"}
+
+
+def bundle_of(folder: Path) -> bytes:
+    return (folder / SPACE / FILE_NAME).read_bytes()
+
+
+# -- a copy that the ledger did not make ----------------------------------------------------------
+
+
+def appended(path: Path, copy: LogCopy, kind: str, key_ids: list[str]) -> tuple[int, bytes]:
+    """One row more at the end of a copy, with the chain recomputed, as anybody can."""
+    said: dict[str, object] = {"removed_keys": key_ids} if kind == MessageForgotten.TOPIC else {}
+    header, position = json.dumps(said).encode(), copy.position + 1
+    with closing(sqlite3.connect(path)) as raw:
+        (tag,) = raw.execute("SELECT tags FROM events WHERE type = ?", (ForgetCompleted.TOPIC,))
+        tags = tag if said else ("",)
+        (at,) = raw.execute("SELECT max(recorded_at) + 1 FROM events").fetchone()
+        parts = (kind, header, b"", tuple(it for it in tags if it))
+        link = chain.link(bytes.fromhex(copy.chain), position, at, parts)
+        row = (SPACE, position, kind, at, header, tags[0], b"", link)
+        raw.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row))})", row)
+        for it in parts[3]:
+            raw.execute("INSERT INTO tags VALUES (?, ?, ?, ?)", (SPACE, it, kind, position))
+        raw.execute("UPDATE heads SET position = ?, chain = ?", (position, link))
+        raw.commit()
+    return position, link
+
+
+def forge(folder: Path, kind: str) -> None:
+    """The newest copy says more than the ledger did, and the list of copies agrees with it."""
+    manifest = read_manifest(folder / SPACE)
+    copy = manifest.copies[-1]
+    path = folder / SPACE / copy.file
+    key_ids = [key_id for key_id, _, _ in read_bundle(folder / SPACE).keys]
+    position, link = appended(path, copy, kind, key_ids)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    forged = path.rename(path.with_name(f"log-{position:012}-{digest[:16]}.db"))
+    more = {"file": forged.name, "sha256": digest, "position": position, "chain": link.hex()}
+    listed = (*manifest.copies[:-1], copy.model_copy(update=more))
+    said = manifest.model_copy(update={"copies": listed})
+    (folder / SPACE / "manifest.json").write_text(said.model_dump_json())
+
+
+def take_a_body_out(folder: Path, _: str) -> None:
+    """No link of the chain says anything of the sealed bodies."""
+    path = folder / SPACE / read_manifest(folder / SPACE).copies[-1].file
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("DELETE FROM bodies WHERE position = (SELECT min(position) FROM bodies)")
+        raw.commit()
+
+
+FORGERIES = {
+    "the end of the space": (forge, SpaceForgotten.TOPIC),
+    "a forget of every key": (forge, MessageForgotten.TOPIC),
+    "a body less": (take_a_body_out, ""),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.sqlite
+def test_a_copy_that_the_ledger_did_not_make_is_refused_before_anything_is_put(
+    opened, folder, tmp_path, away, machine, restored, on, name
+):
+    memory = opened()
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    memory.forget(memory.remember(FACT).record_id, 1)
+    good = tmp_path / "good"
+    for destination in (good, away):
+        assert isinstance(memory.backup(destination), BackupReport)
+    memory.close()
+    kept = bundle_of(good)
+    do, kind = FORGERIES[name]
+
+    do(away, kind)
+    answers = [
+        restored(folder, away),
+        restored(folder, away, code=code),
+        restored(machine("empty"), away, code=code),
+    ]
+    if do == forge:
+        answers.append(restored(folder, away, force=True))
+        answers.append(restored(folder, away, code=code, force=True))
+
+    assert {(it.refusal.number, it.field) for it in answers} == {("F38", "backup")}
+    assert bundle_of(good) == kept
+    assert not (machine("empty")["data"] / SPACE).exists()
+    memory = opened()
+    assert facts(memory) == [OTHER]
+    assert memory.status().keys > 64
+    assert "backup" in findings(memory)
+    memory.close()
+    assert restored(machine("empty"), good, code=code).is_served
+    assert facts(on(machine("empty"))) == [OTHER]
+
+
+@pytest.mark.sqlite
+def test_what_a_copy_says_of_the_end_of_its_space_ends_no_keys(
+    opened, folder, away, restored, monkeypatch
+):
+    """Even one that passes for the ledger's own, at every look but the last."""
+    memory = opened()
+    memory.remember(OTHER)
+    memory.forget(memory.remember(FACT).record_id, 1)
+    memory.backup(away)
+    memory.close()
+    kept = bundle_of(away)
+    slots = (folder["state"] / SPACE / "slots").read_bytes()
+    forge(away, SpaceForgotten.TOPIC)
+    monkeypatch.setattr(backups.Manifest, "check", lambda *_: None)
+    assert restored(folder, away, force=True).field == "backup"
+    monkeypatch.setattr(restoring, "verify_listed", lambda *_: None)
+
+    answer = restored(folder, away, force=True)
+
+    assert (answer.refusal.number, answer.field) == ("F38", "space")
+    assert bundle_of(away) == kept
+    assert (folder["state"] / SPACE / "slots").read_bytes() == slots
+
+
+# -- which copy is the newest ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def left(opened, folder, away, restored) -> tuple[Memory, str]:
+    """A ledger that went back to an early copy; the line that it left goes further."""
+    memory = opened()
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    early = memory.backup(away).copy_made.position
+    for number in range(10):
+        memory.remember(f"On the line that was left, {number}")
+    memory.backup(away)
+    memory.close()
+    assert restored(folder, away, force=True, position=early).gone == 10
+    return opened(), code
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+@pytest.mark.sqlite
+def test_the_copy_just_made_is_kept_and_is_what_a_restore_brings(
+    left, away, machine, restored, on, keep
+):
+    memory, code = left
+    memory.remember(NEWER)
+
+    made = memory.backup(away, keep=keep)
+
+    assert (away / SPACE / made.copy_made.file).exists()
+    assert made.kept == (keep or 3)
+    assert findings(memory) == {}
+    report = restored(machine("empty"), away, code=code)
+    assert (report.position, report.gone) == (made.copy_made.position, 0)
+    assert facts(on(machine("empty"))) == sorted([OTHER, NEWER])
+
+
+@pytest.mark.sqlite
+def test_a_line_that_was_left_does_not_come_back_before_the_next_backup_either(
+    left, away, machine, restored, on
+):
+    memory, code = left
+    memory.remember(NEWER)
+    memory.rotate_keys()  # the bundle there notes how far the new line is
+    assert findings(memory) == {}
+
+    report = restored(machine("empty"), away, code=code)
+
+    assert report.gone > 0
+    assert facts(on(machine("empty"))) == [OTHER]
+
+
+@pytest.mark.sqlite
+def test_two_lines_have_a_copy_each_at_one_position(left, away, machine, restored, on):
+    memory, code = left
+    copies = read_manifest(away / SPACE).copies
+    further = max(it.position for it in copies)
+    for number in range(further - memory.status().position):
+        memory.remember(f"On the new line, {number}")
+
+    made = memory.backup(away).copy_made
+
+    assert made.position == further
+    assert len(list((away / SPACE).glob("log-*.db"))) == 3
+    assert restored(machine("empty"), away, code=code, position=further).findings == ()
+    assert "On the new line, 0" in facts(on(machine("empty")))
+
+
+@pytest.mark.sqlite
+def test_what_a_shorter_line_loses_to_a_longer_one_is_told(
+    opened, folder, away, tmp_path, restored
+):
+    memory = opened()
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    memory.backup(away)
+    early = tmp_path / "early"
+    shutil.copytree(away, early)
+    for number in range(10):
+        memory.remember(f"fact {number}")
+    memory.backup(away)
+    memory.close()
+    shutil.copytree(away, tmp_path / "late")
+    assert restored(folder, early, force=True).gone == 10
+    memory = opened()
+    memory.remember(NEWER)
+    memory.close()
+
+    report = restored(folder, tmp_path / "late", code=code, force=True)
+
+    assert (report.findings, report.gone > 0) == ((), True)
+    assert NEWER not in facts(opened())
+
+
+# -- two machines, one folder ---------------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+def test_a_machine_leaves_the_backups_alone_that_another_one_goes_on_with(
+    opened, away, machine, restored, on, world
+):
+    old = opened()
+    code = old.recovery_code
+    base = old.remember(FACT)
+    old.remember(OTHER)
+    old.backup(away)
+    assert restored(machine("second"), away, code=code).is_served
+    new = on(machine("second"))
+    new.remember(NEWER)
+    made = new.backup(away).copy_made
+    kept = bundle_of(away)
+
+    receipt = old.forget(base.record_id, 1)
+    old.rotate_keys()
+    refused = old.backup(away)
+    old.close()
+    old = opened()
+
+    assert bundle_of(away) == kept
+    assert [str(away) in it for it in receipt.copies] == [True]
+    assert (refused.field, "another line" in refused.message) == ("destination", True)
+    assert old.old_bundles() == (str(away),)
+    assert "another line" in findings(old)["backup"]
+    assert findings(new) == {}
+    assert (away / SPACE / made.file).exists()
+    world.move(seconds=5)
+    assert new.forget(new.records()[0].record.id, 1).copies == ()
+    report = restored(machine("third"), away, code=code)
+    assert (report.position, report.findings, report.is_served) == (made.position, (), True)
+
+
+@pytest.mark.sqlite
+def test_the_end_of_a_space_leaves_the_bundle_of_another_line_and_names_it(
+    opened, away, machine, restored, on
+):
+    old = opened()
+    code = old.recovery_code
+    old.remember(OTHER)
+    old.backup(away)
+    assert restored(machine("second"), away, code=code).is_served
+    kept = bundle_of(away)
+
+    ended = old.forget_space(SPACE)
+
+    assert [str(away) in it for it in ended.copies] == [True]
+    assert bundle_of(away) == kept
+    assert facts(on(machine("second"))) == [OTHER]
+
+
+@pytest.mark.sqlite
+def test_every_destination_goes_on_after_a_restore_but_one_that_holds_more(
+    opened, folder, tmp_path, restored, world
+):
+    memory = opened()
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    first, second, more, drawer = (tmp_path / it for it in ("one", "two", "more", "drawer"))
+    for destination in (first, second, more):
+        memory.backup(destination)
+    memory.rotate_keys()  # from here on each bundle lies behind the copies beside it
+    for destination in (first, second):
+        shutil.copytree(destination, drawer / destination.name)
+    memory.rotate_keys()
+    for number in range(70):  # more than lie ready: new keys are minted
+        memory.remember(f"fact {number}")
+    memory.backup(more)
+    memory.close()
+    for destination in (first, second):
+        shutil.rmtree(destination)
+        shutil.copytree(drawer / destination.name, destination)
+    kept = bundle_of(more)
+    world.move(hours=1)
+
+    report = restored(folder, second, code=code, force=True)
+
+    assert report.findings == ()
+    memory = opened()
+    assert bundle_of(more) == kept
+    assert memory.old_bundles() == (str(more),)
+    assert {read_bundle(it / SPACE).key_epoch for it in (first, second)} == {report.key_epoch}
+    assert isinstance(memory.backup(first), BackupReport)
+    assert [str(more) in it for it in memory.forget(memory.records()[0].record.id, 1).copies]
+    memory.close()
+    assert restored(folder, more, code=code, force=True).findings == ()
+    assert len(facts(opened())) == 71 - 1
+
+
+@pytest.mark.sqlite
+def test_a_destination_with_the_present_keys_goes_on_after_a_restore_from_one_that_lay_away(
+    opened, folder, tmp_path, restored, world
+):
+    memory = opened()
+    memory.remember(OTHER)
+    first, second = tmp_path / "one", tmp_path / "two"
+    for destination in (first, second):
+        memory.backup(destination)
+    first.rename(tmp_path / "in a drawer")
+    memory.rotate_keys()
+    memory.close()
+    (tmp_path / "in a drawer").rename(first)
+    for path in (folder["data"] / SPACE).glob("ledger.db*"):
+        path.unlink()
+    world.move(hours=1)
+
+    assert restored(folder, first).findings == ()
+
+    memory = opened()
+    assert facts(memory) == [OTHER]
+    assert memory.old_bundles() == ()
+    key_epoch = memory.status().key_epoch
+    assert {read_bundle(it / SPACE).key_epoch for it in (first, second)} == {key_epoch}
+    assert isinstance(memory.backup(second), BackupReport)
+
+
+# -- to and fro -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_backups(memory, primary, tmp_path, away) -> tuple[Memory, Path]:
+    """A backup from before forgets of every kind, and one from after them."""
+    made = primary.publish("health/peanuts", FACT, sources=[f"{REF}50#0-9"])
+    memory.remember(OTHER)
+    prepared = {"name": "publish", "operation_id": "op-1", "key": "plan", "content": FACT}
+    assert not isinstance(memory.prepare(prepared), Refused)
+    memory.backup(away)
+    old = tmp_path / "old"
+    shutil.copytree(away, old)
+    memory.remember(NEWER)
+    memory.forget(made.record_id, 1)
+    memory.reconcile("op-1", writers_stopped=True, reason="nobody will finish it")
+    fall = memory.falling(session="s-main-1")
+    assert not isinstance(memory.forget_many(fall, with_sources=True), Refused)
+    memory.backup(away)
+    memory.close()
+    return memory, old
+
+
+def journal_of(folder: dict[str, Path]) -> int:
+    return len((folder["state"] / SPACE / "forgotten").read_bytes().splitlines())
+
+
+@pytest.mark.sqlite
+def test_a_restore_of_an_older_copy_and_then_of_the_newer_one_leaves_a_whole_ledger(
+    two_backups, opened, folder, away, machine, restored, on, tmp_path
+):
+    memory, old = two_backups
+    code = memory.recovery_code
+    newer = tmp_path / "newer"
+    shutil.copytree(away, newer)
+    lengths = []
+    for turn in range(3):
+        back = restored(folder, old, code=code, force=True)
+        assert (back.findings, back.forgotten_again > 0) == ((), True)
+        forth = restored(folder, newer, code=code, force=True)
+        assert (forth.findings, forth.forgotten_again) == ((), 0), turn
+        lengths.append(journal_of(folder))
+        assert isinstance(opened().backup(tmp_path / f"after {turn}"), BackupReport)
+    # Each way back to the old copy forgets once more; the way forth adds nothing.
+    assert lengths == [6, 9, 12]
+
+    assert facts(opened()) == sorted([OTHER, NEWER])
+    assert opened().remnants(FACT).remnants == ()
+    assert opened().audit.verify(with_index=True).findings == ()
+    for source in (newer, tmp_path / "after 2"):
+        where = machine(source.name)
+        report = restored(where, source, code=code)
+        assert (report.findings, report.is_served) == ((), True)
+        assert facts(on(where)) == sorted([OTHER, NEWER])
+
+
+@pytest.mark.sqlite
+def test_a_forget_of_the_line_that_was_left_is_told_once_and_a_later_life_of_the_record_stays(
+    opened, folder, away, tmp_path, restored
+):
+    memory = opened()
+    code, made = memory.recovery_code, memory.publish("home", FACT)
+    memory.backup(away)
+    old = tmp_path / "old"
+    shutil.copytree(away, old)
+    memory.forget(made.record_id, 1, operation_id="op-forget")
+    again = memory.publish("home", NEWER, expected_revision=2)
+    assert again.to_revision == 3
+    memory.backup(away)
+    memory.close()
+    newer = tmp_path / "newer"
+    shutil.copytree(away, newer)
+    assert restored(folder, old, code=code, force=True).forgotten_again == 1
+
+    report = restored(folder, newer, code=code, force=True)
+
+    assert (report.findings, report.forgotten_again) == ((), 0)
+    memory = opened()
+    assert facts(memory) == [NEWER]
+    again = memory.forget(made.record_id, 1, operation_id="op-forget")
+    assert (again.refusal.number, again.current_revision) == ("F22", 3)
+
+
+STEPS = ("marked", "journalled", "slots", "keys", "log", "replayed", "destinations")
+
+
+@pytest.mark.parametrize("step", [f"restore:{it}" for it in STEPS])
+@pytest.mark.sqlite
+def test_a_restore_with_the_code_that_was_stopped_lets_another_end_well_or_asks_for_the_code(
+    two_backups, opened, folder, away, restored, world, step
+):
+    memory, old = two_backups
+    code = memory.recovery_code
+
+    def stop(name: str) -> None:
+        if name == step:
+            raise Stopped
+
+    world.at_step = stop
+    with pytest.raises(Stopped):
+        restored(folder, old, code=code, force=True)
+    world.at_step = lambda _: None
+
+    report = restored(folder, away)
+    if isinstance(report, Refused):
+        assert report.field in {"recovery", "backup"}
+        report = restored(folder, away, code=code)
+
+    assert (report.findings, report.is_served) == ((), True)
+    assert facts(opened()) == sorted([OTHER, NEWER])
