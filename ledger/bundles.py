@@ -123,7 +123,8 @@ def whose_bundle(destination: Destination, space: str, chain_at: ChainAt) -> Who
 def refuse_anothers(destination: Destination, space: str, chain_at: ChainAt) -> None:
     """Raises RefusedError (F36) for a destination where the bundle is not ours to replace."""
     message = {
-        "another line's": "another line of this ledger backs up there; choose another folder",
+        "another line's": "another line of this ledger backs up there; choose another folder, or"
+        f" move {space} there away",
         "another ledger's": "another ledger's backups are there; choose another folder",
     }.get(whose_bundle(destination, space, chain_at))
     if message:

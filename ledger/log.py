@@ -93,15 +93,15 @@ class Log:
             self._keyring.check()
             self._refuse_rollback()
             self._join()
-            self._settle_keys()
+            with suppress(StorageFault):  # a key that stays holds a forget up, and shuts nothing
+                self._settle_keys()
             self._settle_bundles()
             opened.pop_all()
 
     def close(self) -> None:
         """Truncates the write-ahead logs and closes; safe beside other processes.
 
-        While somebody holds the lock for longer, the files are left to the end of the process,
-        as after a kill: nothing may be checkpointed beside a writer.
+        While somebody holds the lock, the files are left to the end of the process, as by a kill.
         """
         self._is_closed = True
         try:

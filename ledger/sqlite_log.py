@@ -132,7 +132,7 @@ class SQLiteRecorder(Recorder):
         self._wal = path.with_name(path.name + "-wal")
         with lock.held():
             self._writer = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
-            truncate_wal(self._writer)
+            self.truncate()
         self._reader = connect_reader(path, schema_number=SCHEMA_NUMBER)
         self._reader_lock = threading.RLock()
 

@@ -44,8 +44,9 @@ class KeyVault(Protocol):
     """A place for wrapping keys outside the slot file: a system's keyring, a key service.
 
     It keeps at most two keys of a ledger, one of an even and one of an odd key epoch; `ledger_id`
-    tells the ledger from all others. Raises RefusedError (F1) while it cannot be used; whatever
-    else it raises is a StorageFault, and so is an answer that the next one contradicts.
+    tells the ledger from all others. A read sees the write or destruction before it. Raises
+    RefusedError (F1) while it cannot be used; whatever else it raises is a StorageFault, and so is
+    an answer that the next one contradicts.
     """
 
     @property

@@ -1066,6 +1066,7 @@ def test_on_a_terminal_the_recovery_code_is_asked_for_and_not_shown(run: Termina
     assert code.encode() not in shown
 
 
+@pytest.mark.sqlite("the log's own file")
 def test_a_restored_log_with_findings_is_not_served_unless_forced(run: Terminal) -> None:
     code = run("init", "--json").answer["recovery_code"]
     run.remembered("Lin is well")

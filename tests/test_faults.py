@@ -14,7 +14,7 @@ from tests.sites import Site
 from memoranda.ledger.bundles import FILE_NAME
 
 STRIDE = 11
-"""The gate takes every eleventh fault; a number that no count of modes divides."""
+"""The gate takes every eleventh fault that a call can notice; no count of modes divides it."""
 
 WORKERS = min(4, os.cpu_count() or 1)
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,8 @@ def walked(shim: Path | None, site: Site, first: int, stride: int) -> dict[str, 
     for worker in range(WORKERS):
         folder = site.folder / f"worker {worker}"
         folder.mkdir()
-        share = [str(folder), str(first + worker * stride), str(WORKERS * stride)]
+        which = "all" if stride == 1 else "noticed"
+        share = [str(folder), str(first + worker * stride), str(WORKERS * stride), which]
         command = [sys.executable, "-W", "error", "-m", "tests.faults", *share]
         environment = {"LD_PRELOAD": str(shim), "PATH": os.defpath}
         programs.append(

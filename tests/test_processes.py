@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
 
+from memoranda.ledger import sqlite_files, sqlite_log
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.log import BUSY_WAIT_S
@@ -218,6 +219,25 @@ def test_a_close_waits_for_nobody_to_finish_what_a_forget_owes(site, monkeypatch
     memory.close()
 
     assert time.monotonic() - started < BUSY_WAIT_S / 2
+
+
+@pytest.mark.sqlite("the write-ahead log")
+def test_an_opening_a_commit_and_a_close_wait_for_no_reader(site, monkeypatch):
+    ten_minutes_ms = 600_000
+    monkeypatch.setitem(sqlite_files._PRAGMAS, "busy_timeout", ten_minutes_ms)
+    monkeypatch.setattr(sqlite_log, "BUSY_TIMEOUT_MS", ten_minutes_ms)
+    with site.open() as memory, memory._parts.log.reading():
+        memory.remember("The reader does not see this")
+
+        def come_and_go() -> None:
+            with site.open() as other:
+                assert other.remember("Said in between").to_revision == 1
+
+        thread = threading.Thread(target=come_and_go, daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+
+        assert not thread.is_alive()
 
 
 def test_a_killed_process_releases_the_lock(site, tmp_path):

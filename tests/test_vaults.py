@@ -511,6 +511,11 @@ def test_a_vault_that_fails_or_lies_holds_an_erasure_up_and_is_never_believed(op
     assert "words of the service" not in receipt.pending[0]
     with pytest.raises(StorageFault, match=r"^kms"):
         memory.rotate_keys()
+    if fault.startswith("destroy"):
+        again = opened(key_vault=service)
+        assert again.read(kept.record_id).record.content == "I play the cello"
+        assert again.remember("It goes on").to_revision == 1
+        again.close()
     service.fault = None
     assert memory.finish_forgets() == ()
     assert len(service.keys) == 1

@@ -53,8 +53,7 @@ class Exporting:
         try:
             target = path_of(path, "path")
             self._check(target, form, replace=replace)
-            with self._export.reading(caller) as readable:
-                return self._written(readable, target, form)
+            return self._written(caller, target, form)
         except RefusedError as error:
             return error.refused
         except OSError as error:
@@ -71,15 +70,19 @@ class Exporting:
         if message:
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
 
-    def _written(self, readable: Readable, target: Path, form: Format) -> ExportReport:
+    def _written(self, caller: Caller, target: Path, form: Format) -> ExportReport:
         counts: Counter[str] = Counter()
         # A name that nothing has, and for nobody else to read.
         descriptor, name = mkstemp(".new", f"{target.name[:NAME_SHOWN]}.", target.parent)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with (
+                os.fdopen(descriptor, "w", encoding="utf-8") as file,
+                self._export.reading(caller) as readable,
+            ):
                 _WRITERS[form](readable, file, counts)
                 file.flush()
                 os.fsync(file.fileno())
+            # Not inside the snapshot: whoever holds the lock may wait for its end.
             with self._log.exclusive():
                 # Listed first: from here on, every forget says that the file may tell of it.
                 listed = ExportedFile(path=str(target), position=readable.position)
