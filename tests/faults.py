@@ -317,6 +317,8 @@ def tried_once(
     if work.disk and ended and ended[0] != "done":
         complaints.append(f"a fault of another disk came through: {ended}")
     verdict = verdict or in_child(lambda: judged(place, work, before, ended))
+    if fault.mode in UNSEEN and verdict is None:
+        return "found out", tracebacks  # by a fault in the judge's own look
     complaints += verdict[0]
     if fault.mode in UNSEEN and any(it.startswith(FOUND_OUT) for it in complaints):
         return "found out", tracebacks
