@@ -23,7 +23,7 @@ from memoranda.ledger.authority import BackgroundItem
 from memoranda.ledger.backups import verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.ending import FORGOTTEN, chain_of
-from memoranda.ledger.errors import Refused, RefusedError
+from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
 from memoranda.ledger.events import LedgerRestored
 from memoranda.ledger.places import Place
 from memoranda.ledger.ports import EMBEDDED, Ports
@@ -299,7 +299,8 @@ def restores_empty(place: Path, _: Work) -> None:
     answer = restored(place / "new", place / "away", code=code_at(place))
     if isinstance(answer, Refused):
         raise RefusedError(answer)
-    assert answer.is_served, answer
+    if not answer.is_served:
+        raise IntegrityFault(f"the restored log is not served: {answer.findings[:1]}")
 
 
 def is_served_or_restored(place: Path, work: Work) -> Memory:
@@ -315,7 +316,8 @@ def restores_here(place: Path, _: Work) -> None:
     answer = restored(place, place / "away", force=True)
     if isinstance(answer, Refused):
         raise RefusedError(answer)
-    assert answer.is_served, answer
+    if not answer.is_served:
+        raise IntegrityFault(f"the restored log is not served: {answer.findings[:1]}")
 
 
 def is_as_before_or_restored(place: Path, work: Work) -> Memory:
