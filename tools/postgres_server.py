@@ -79,19 +79,10 @@ class PostgresServer:
             "max_connections": 200,
             "log_min_messages": "panic",
         }
-        self._process = subprocess.Popen(
-            [
-                self._programs / "postgres",
-                "-D",
-                self.data,
-                *(word for name, value in options.items() for word in ("-c", f"{name}={value}")),
-            ],
-            **_as_owner(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        self._wait_until_it_answers()
+        command = [str(self._programs / "postgres"), "-D", str(self.data)]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        self._start_until_it_answers(command)
         if is_new:
             self._run("createuser", *self._address(), USER)
             self._run("createdb", *self._address(), "--owner", USER, DATABASE)
@@ -114,10 +105,20 @@ class PostgresServer:
             finally:
                 raw.execute(f"DROP SCHEMA {name} CASCADE")
 
-    def _wait_until_it_answers(self) -> None:
+    def _start_until_it_answers(self, command: list[str]) -> None:
+        """Tries again where it ends: what outlived a killed server holds its data for a moment."""
         deadline = time.monotonic() + START_WAIT_S
         while not self._answers():
-            if time.monotonic() > deadline or self.process.poll() is not None:
+            if self._process is None or self._process.poll() is not None:
+                self._process = subprocess.Popen(
+                    command,
+                    **_as_owner(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            if time.monotonic() > deadline:
+                self.stop(signal.SIGQUIT)
                 raise TimeoutError("the server did not start")
             time.sleep(0.02)
 
