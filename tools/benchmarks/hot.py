@@ -49,24 +49,25 @@ def _together(folder: Path, record_id: str) -> tuple[list[float], float]:
     for worker in workers:
         worker.start()
     start.wait()
-    started = time.perf_counter()
     for worker in workers:
         worker.join()
-    spent = time.perf_counter() - started
-    waits = [json.loads((folder / f"waits-{n}").read_text()) for n in range(PROCESSES)]
-    every = sorted(wait for one in waits for wait in one)
-    return every, len(every) / spent
+    spans = [
+        span for n in range(PROCESSES) for span in json.loads((folder / f"spans-{n}").read_text())
+    ]
+    # From the first command's start to the last one's end: closing eight times is no command.
+    spent = max(ended for _, ended in spans) - min(began for began, _ in spans)
+    return sorted(ended - began for began, ended in spans), len(spans) / spent
 
 
 def _work(folder: Path, record_id: str, number: int, start: Barrier) -> None:
     with _open(folder) as memory:
         start.wait()
-        waits = []
+        spans = []
         for _ in range(COMMANDS):
             began = time.perf_counter()
             _revise(memory, record_id, 1)
-            waits.append(time.perf_counter() - began)
-    (folder / f"waits-{number}").write_text(json.dumps(waits))
+            spans.append((began, time.perf_counter()))
+    (folder / f"spans-{number}").write_text(json.dumps(spans))
 
 
 def _revise(memory: Memory, record_id: str, times: int) -> None:
