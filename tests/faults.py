@@ -256,12 +256,15 @@ def lost(work: Work, answer: Any, after: dict[str, Any]) -> Iterator[str]:
 
 
 def faults_of(calls: list[int], left_out: set[str]) -> Iterator[Fault]:
-    """Every fault that a work with so many calls can meet."""
+    """Every fault that a work with so many calls can meet.
+
+    Each call's modes begin one further on, so that no stride ever meets one mode only.
+    """
     for call, count in zip(CALLS, calls, strict=True):
         known = [mode for mode in MODES if mode not in left_out]
         modes = [mode for mode in known if mode not in OF_WRITES or call == "write"]
-        for n, (at, mode) in enumerate(itertools.product(range(1, count + 1), modes)):
-            yield Fault(call, mode, at, is_closed=n % 2 == 0)
+        for n, (at, turn) in enumerate(itertools.product(range(1, count + 1), range(len(modes)))):
+            yield Fault(call, modes[(at + turn) % len(modes)], at, is_closed=n % 2 == 0)
 
 
 def walked(

@@ -13,8 +13,8 @@ from tests.sites import Site
 
 from memoranda.ledger.bundles import FILE_NAME
 
-STRIDE = 11
-"""The gate takes every eleventh fault that a call can notice; no count of modes divides it."""
+STRIDE = 7
+"""The gate takes every seventh fault that a call can notice."""
 
 WORKERS = min(4, os.cpu_count() or 1)
 ROOT = Path(__file__).parents[1]
