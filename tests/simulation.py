@@ -483,7 +483,8 @@ class Simulation:
 
     def passes(self, seconds: float) -> None:
         self.world.move(seconds=seconds)
-        self.elapsed += max(0, seconds)
+        # How long ago something was, nobody can tell any more once the clock was set back.
+        self.elapsed += 60 if seconds < -60 else max(0, seconds)
 
     def message(self, process: Process) -> None:
         """A message comes again, perhaps to be hidden from now on."""
@@ -555,7 +556,8 @@ class Simulation:
             first = self.settle(last, operation)
             assert isinstance(first, AbortReceipt)
             assert self.settle(last, operation) == first
-        # A second reading beyond every window, and a whole one after the first.
+        # A first reading beyond every window, and a second one a whole window later.
+        last.memory.finish_forgets()
         self.passes(self.window_hours * 3600)
         last.memory.finish_forgets()
         self.look(last)
