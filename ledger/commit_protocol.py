@@ -6,7 +6,7 @@ receipt under the same id; a fault leaves the intent open, and its record held.
 
 import fcntl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +15,8 @@ from zlib import crc32
 from memoranda.ledger.authority import Caller
 from memoranda.ledger.candidates import newest_of, prepared_on, stored_in
 from memoranda.ledger.case import Moment, operation_of, operation_selector
-from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, judge
-from memoranda.ledger.entries import Event
+from memoranda.ledger.decisions import Decided, RecordSlice, Slice, apply, first_boundary, judge
+from memoranda.ledger.entries import Event, Selector
 from memoranda.ledger.errors import (
     CLOSED,
     OutcomeUnknown,
@@ -165,8 +165,9 @@ class CommitProtocol:
     def commit(self, request: Request, caller: Caller) -> Receipt | Refused:
         """Decides; raises OutcomeUnknown when nobody can tell whether it became durable."""
         if self.is_embedded:
-            with self._log.deciding() as store:
-                decision = self._judged(store, request, caller)
+            first = first_boundary(request, caller, self._log.space)
+            with self._log.deciding(first) as store:
+                decision = self._judged(store, request, caller, first)
                 answer = _applied(store, decision)
             return self._rolled_on(decision, answer)
         with self._turn(request):
@@ -295,8 +296,15 @@ class CommitProtocol:
             return refused if is_fenced else _open(refused, request)
         return self._rolled_on(decision, answer)
 
-    def _judged(self, store: DecidingStore, request: Request, caller: Caller) -> Judged:
-        return judge(store, RecordSlice(request, caller, self._log.space, self._moment(store)))
+    def _judged(
+        self,
+        store: DecidingStore,
+        request: Request,
+        caller: Caller,
+        first: Sequence[Selector] = (),
+    ) -> Judged:
+        slice_ = RecordSlice(request, caller, self._log.space, self._moment(store))
+        return judge(store, slice_, first=first)
 
     def _rolled_on(
         self,

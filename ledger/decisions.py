@@ -94,14 +94,21 @@ class Deciding(Store, Protocol):
         ...
 
 
-def judge(store: Store, slice_: Slice[A_co], observed: Observed = NOTHING) -> Decided | A_co:
+def judge(
+    store: Store,
+    slice_: Slice[A_co],
+    observed: Observed = NOTHING,
+    first: Iterable[Selector] = (),
+) -> Decided | A_co:
     """Reads the boundary until it no longer grows, and decides; writes nothing.
 
-    What providers answer for themselves stands in `observed`, in place of what the log knows.
+    What providers answer for themselves stands in `observed`, in place of what the log knows;
+    `first` is the boundary of nothing seen, where it is known already.
     """
     seen = Seen(observed)
-    while seen.look(store, slice_.boundary(seen)):
-        pass
+    boundary = first or slice_.boundary(seen)
+    while seen.look(store, boundary):
+        boundary = slice_.boundary(seen)
     return slice_.execute(seen)
 
 
@@ -188,6 +195,12 @@ class RecordSlice:
 
     def _case(self, seen: Seen) -> Case:
         return Case(self.request, self.caller, self.space, seen, self.moment)
+
+
+def first_boundary(request: Request, caller: Caller, space: str) -> list[Selector]:
+    """What a decision asks before it has seen anything, which no moment changes."""
+    slice_ = RecordSlice(request, caller, space, Moment(0, 0, str))
+    return list(dict.fromkeys(slice_.boundary(Seen())))
 
 
 def _prepared(case: Case) -> Decided:

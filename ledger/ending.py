@@ -42,13 +42,13 @@ def is_forgotten_space(snapshot: Snapshot, *, anywhere: bool = False) -> bool:
 
     Earlier versions let an opening from before write on after it.
     """
-    after = 0 if anywhere else max(0, snapshot.head.position - 1)
-    while after < snapshot.head.position:
+    after = 0
+    while anywhere and after < snapshot.head.position:
         rows = snapshot.read(None, after, PAGE)
         if any(row.type == SpaceForgotten.TOPIC for row in rows):
             return True
         after += PAGE
-    return False
+    return snapshot.head.type == SpaceForgotten.TOPIC
 
 
 def naming(left: Sequence[str]) -> Refused:

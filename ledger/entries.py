@@ -23,13 +23,14 @@ class Row(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The tip of a space: what every read compares first."""
+    """The tip of a space, with what its last event is: what every read compares first."""
 
     position: int
     chain: bytes
     term: int
     key_epoch: int
     recorded_at: int
+    type: str = ""
 
 
 B = TypeVar("B", bound=Value)

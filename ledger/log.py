@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -114,13 +114,14 @@ class Log:
             say(logging.WARNING, "close", outcome="left to the end of the process")
 
     @contextmanager
-    def deciding(self) -> Iterator[DecidingStore]:
+    def deciding(self, first: Iterable[Selector] = ()) -> Iterator[DecidingStore]:
         """Holds the space's lock: read, decide and append as one (DESIGN 3).
 
         Raises RefusedError (F6) once another host has taken a newer term.
         """
         self.refuse_if_closed()
-        with self._recorder.deciding() as transaction:
+        asked = [SealedStore.asked(it, self._keyring) for it in first]
+        with self._recorder.deciding(asked) as transaction:
             self._notice(transaction)
             store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
             self._refuse_if_fenced(store)

@@ -122,9 +122,10 @@ class Recorder(DCBRecorder):
     """Whether a durable write failed: nothing is answered until the log is opened again."""
 
     @abstractmethod
-    def deciding(self) -> AbstractContextManager[Transaction]:
+    def deciding(self, first: Sequence[Asked] = ()) -> AbstractContextManager[Transaction]:
         """Holds the space's lock from the first read to the durable append.
 
+        What will be asked `first` of all is known before: a far engine answers it with the head.
         An exception inside rolls back. Raises StorageFault when nothing was written, and
         OutcomeUnknown when the fault came at the durable write itself.
         """

@@ -41,19 +41,22 @@ class SealedStore:
         """The events behind a selector, in order; of the newest, `after` is not asked."""
         if selector.newest or not after:
             return self.select_each([selector])[0]
-        asked = self._asked(selector)
+        asked = self.asked(selector, self._keyring)
         rows = self._snapshot.read(DCBQuery([DCBQueryItem(list(asked.types), [asked.tag])]), after)
         return [self._behind(row, asked) for row in rows]
 
     def select_each(self, selectors: Sequence[Selector]) -> list[list[Event]]:
         """The events behind each of some selectors, in few journeys however many they are."""
-        asked = [self._asked(it) for it in selectors]
+        asked = [self.asked(it, self._keyring) for it in selectors]
         found = zip(asked, self._snapshot.under(asked), strict=True)
         return [[self._behind(row, of) for row in rows] for of, rows in found]
 
-    def _asked(self, selector: Selector) -> Asked:
+    @staticmethod
+    def asked(selector: Selector, keyring: Keyring) -> Asked:
+        """A selector as the log takes it: blind."""
+        tag = selector.tag
         types = [stored for shape in selector.shapes for stored in stored_types(shape)]
-        return Asked(self.blinded(selector.tag), types, selector.newest)
+        return Asked(tag.blind or keyring.blinded(tag.kind, tag.name), types, selector.newest)
 
     def _behind(self, row: Row, asked: Asked) -> Event:
         if asked.tag not in row.tags or row.type not in asked.types:

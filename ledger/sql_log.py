@@ -16,26 +16,14 @@ PAGE = 1000
 CLOCK_MAX_US = 221_845_392_000_000_000
 """The year 9000: a later reading could not be followed by others that time can still write."""
 
-HEAD = """SELECT position, chain, term, key_epoch,
-       (SELECT recorded_at FROM events e WHERE e.space = h.space AND e.position = h.position)
-  FROM heads h WHERE h.space = ?"""
-"""The head row, with the time of the event that it names."""
+HEAD = """SELECT h.position, h.chain, h.term, h.key_epoch, e.recorded_at, e.type
+  FROM heads h LEFT JOIN events e ON e.space = h.space AND e.position = h.position
+ WHERE h.space = ?"""
+"""The head row, with time and type of the event that it names."""
 
 _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment, e.chain,
        b.key_id, b.sealed
   FROM events e LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"""
-
-
-@cache
-def _positions_under(asked: tuple[tuple[int, bool], ...]) -> str:
-    """The positions under some tags, by how many types are asked for there, and if the newest."""
-    # One look-up for each type: left to IN, SQLite walks every event of the types under the tag.
-    return " UNION ALL ".join(
-        f"SELECT {n} AS n, {'max(position)' if newest else 'position'} AS position"
-        " FROM tags WHERE space = ? AND tag = ? AND type = ?"
-        for n, (types, newest) in enumerate(asked)
-        for _ in range(types)
-    )
 
 
 class Cursor(Protocol):
@@ -74,10 +62,10 @@ class SQLSnapshot:
         row = self._head_row()
         if row is None:
             return Head(0, chain.origin(self._space), 0, 0, 0)
-        position, link, term, key_epoch, recorded_at = row
+        position, link, term, key_epoch, recorded_at, event_type = row
         if tuple(map(type, row[:4])) != (int, bytes, int, int) or position < 0:
             raise IntegrityFault("the head row is damaged")
-        return Head(position, link, term, key_epoch, _time(recorded_at))
+        return Head(position, link, term, key_epoch, _time(recorded_at), str(event_type or ""))
 
     def _head_row(self) -> tuple[Any, ...] | None:
         return self._connection.execute(HEAD, (self._space,)).fetchone()
@@ -86,20 +74,7 @@ class SQLSnapshot:
         """The events under each of some tags, in order; where only the newest, no other costs."""
         if not asked:
             return []
-        values: list[object] = []
-        for tag, types, _ in asked:
-            values += (it for each in types for it in (self._space, tag, each))
-        sql = _positions_under(tuple((len(types), newest) for _, types, newest in asked))
-        found: list[set[int]] = [set() for _ in asked]
-        for n, position in self._connection.execute(sql, values).fetchall():
-            # No row under a tag has no newest position, and a damaged one leads to no event.
-            if isinstance(position, int):
-                found[n].add(position)
-        for (_, _, newest), positions in zip(asked, found, strict=True):
-            if newest and positions:
-                positions.intersection_update({max(positions)})
-        rows = {row.position: row for row in self.at(sorted(set().union(*found)))}
-        return [[rows[it] for it in sorted(positions) if it in rows] for positions in found]
+        return found_under(asked, self._connection.execute(*under(self._space, asked)).fetchall())
 
     def read(
         self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
@@ -217,7 +192,9 @@ class SQLTransaction(SQLSnapshot):
                 "INSERT INTO bodies VALUES (?, ?, ?, ?)",
                 [(self._space, position, sealed.key_id, sealed.sealed)],
             )
-        self.head = self.head._replace(position=position, chain=tip, recorded_at=recorded_at)
+        self.head = self.head._replace(
+            position=position, chain=tip, recorded_at=recorded_at, type=event.type
+        )
         return row
 
     def erase_bodies(self, positions: Iterable[int]) -> None:
@@ -255,6 +232,40 @@ class SQLTransaction(SQLSnapshot):
     def write_head(self) -> None:
         """Puts the head row where the appends have led; once, before the commit."""
         write_head(self._connection, self._space, self.head)
+
+
+def under(space: str, asked: Sequence[Asked]) -> tuple[str, list[object]]:
+    """The statement that finds what is asked for, and its values."""
+    values: list[object] = []
+    for tag, types, _ in asked:
+        values += (it for each in types for it in (space, tag, each))
+    return _sql_under(tuple((len(types), newest) for _, types, newest in asked)), [*values, space]
+
+
+@cache
+def _sql_under(asked: tuple[tuple[int, bool], ...]) -> str:
+    """The events under some tags, by how many types are asked for there, and if the newest."""
+    # One look-up for each type: left to IN, SQLite walks every event of the types under the tag.
+    positions = " UNION ALL ".join(
+        f"SELECT {n} AS n, {'max(position)' if newest else 'position'} AS position"
+        " FROM tags WHERE space = ? AND tag = ? AND type = ?"
+        for n, (types, newest) in enumerate(asked)
+        for _ in range(types)
+    )
+    events = _COLUMNS.replace("FROM", f"FROM ({positions}) p CROSS JOIN", 1)
+    return f"SELECT p.n, {events} WHERE e.space = ? AND e.position = p.position"
+
+
+def found_under(asked: Sequence[Asked], columns: Iterable[Sequence[Any]]) -> list[list[Row]]:
+    """What the statement found, as it was asked for: the newest of a type each, of all the one."""
+    found: list[dict[int, Row]] = [{} for _ in asked]
+    for n, *event in columns:
+        row = _row(event)
+        found[n][row.position] = row
+    return [
+        [rows[it] for it in sorted(rows)[-1 if newest else 0 :]]
+        for (_, _, newest), rows in zip(asked, found, strict=True)
+    ]
 
 
 def copy_log(snapshot: SQLSnapshot, connection: Connection, space: str) -> None:

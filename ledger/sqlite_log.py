@@ -2,7 +2,7 @@
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
-from memoranda.ledger.recorder import Recorder
+from memoranda.ledger.recorder import Asked, Recorder
 from memoranda.ledger.sql_log import SQLSnapshot, SQLTransaction, copy_log
 from memoranda.ledger.sqlite_files import (
     BUSY_TIMEOUT_MS,
@@ -144,7 +144,7 @@ class SQLiteRecorder(Recorder):
             self._writer.close()
 
     @contextmanager
-    def deciding(self) -> Iterator[SQLTransaction]:
+    def deciding(self, first: Sequence[Asked] = ()) -> Iterator[SQLTransaction]:  # noqa: ARG002
         """Holds the space's lock from the first read to the durable append.
 
         An exception inside rolls back. Raises StorageFault when nothing was written, and

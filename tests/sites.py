@@ -160,14 +160,18 @@ class FailingCommit:
             finally:
                 self._behind = pool
 
-    def execute(self, statement: str, *values: object, **how: object) -> object:
+    def execute(self, statement: str, *values: object) -> object:
+        return self._done(statement, lambda: self._behind.execute(statement, *values))
+
+    def sent(self, statements: list[tuple[str, object]]) -> object:
         # A server is sent the whole write as one text, which ends with it.
-        is_commit = statement.endswith("COMMIT")
+        return self._done(statements[-1][0], lambda: self._behind.sent(statements))
+
+    def _done(self, statement: str, do: Callable[[], object]) -> object:
+        is_commit = statement == "COMMIT"
         self._left -= is_commit
         is_failing = is_commit and self._left == 0
-        answer = None
-        if self._is_durable or not is_failing:
-            answer = self._behind.execute(statement, *values, **how)
+        answer = do() if self._is_durable or not is_failing else None
         if is_failing:
             is_file = isinstance(self._behind, sqlite3.Connection)
             raise (sqlite3 if is_file else psycopg).OperationalError("disk I/O error")

@@ -884,7 +884,7 @@ def test_a_guard_read_before_the_lock_and_not_in_it_lets_commits_follow_the_stop
         return commit(self, request, caller)
 
     monkeypatch.setattr(CommitProtocol, "commit", commit_by_stale_guards)
-    monkeypatch.setattr(commit_protocol, "judge", lambda store, it: judge(store, it, stale))
+    monkeypatch.setattr(commit_protocol, "judge", lambda store, it, **_: judge(store, it, stale))
 
     ends = fenced_races(ram_site, range(1, 201), FENCES["stop"])
 
