@@ -78,7 +78,7 @@ class Log:
         self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
-        self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
+        self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S, is_shared=self.engine.is_shared)
         with self._lock.held(), ExitStack() as opened:
             self._recorder = self.engine.recorder(self._lock, stamps)
             opened.callback(self._recorder.close)

@@ -4,6 +4,7 @@ Nobody waits but the writers of one space, and only for that row: no table lock,
 no notification. A commit is two journeys: take the head and what decides, append and commit.
 """
 
+import fcntl
 import os
 import re
 import select
@@ -174,6 +175,7 @@ class PostgresTransaction(SQLTransaction):
 class PostgresSpace:
     """An engine: the log of one space on a server, beside those of other spaces."""
 
+    is_shared = True
     leftover = (
         "the PostgreSQL server: its tables until they are vacuumed, its write-ahead log, replicas"
         " and archives hold the sealed bodies, which no key opens once they are erased"
@@ -228,7 +230,7 @@ class PostgresSpace:
 
 
 class PostgresRecorder(Recorder):
-    """The log of one space on a server; `lock` queues the writers of this host before it."""
+    """The log of one space on a server; its writers share `lock`, and queue for the head row."""
 
     def __init__(self, url: str, space: str, lock: SpaceLock, stamps: Stamps) -> None:
         self._space = space
@@ -251,7 +253,7 @@ class PostgresRecorder(Recorder):
         """
         ending: list[bool] = []
         with (
-            self._lock.held(),
+            self._lock.held(kind=fcntl.LOCK_SH),
             _faults_named(ending),
             self._pool.connection(WAIT_S) as raw,
         ):
@@ -329,7 +331,7 @@ def _pool(url: str) -> ConnectionPool[Connection]:
 
 
 def _configure(raw: Connection) -> None:
-    raw.execute(f"SET lock_timeout = '{WAIT_S:.0f}s'")
+    raw.execute(f"SET lock_timeout = '{WAIT_S * 1000:.0f}ms'")
     raw.execute("SET plan_cache_mode = force_generic_plan")
 
 

@@ -186,6 +186,11 @@ class Engine(Protocol):
     """Where the log of one space is kept."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it queues its writers itself, so that they share the lock of the space."""
+        ...
+
+    @property
     def leftover(self) -> str | None:
         """What stays of removed rows where nobody here can remove it; None when nothing does."""
         ...

@@ -102,9 +102,9 @@ class Restoring:
         self._unlocking = unlocking
         self._slots = SlotFile(place.state / "slots")
         self._vault = WrappingKeys(self._slots, place.space, stamps, unlocking)
-        self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S)
-        self._backup_lock = SpaceLock(place.data / "backup.lock", BUSY_WAIT_S)
         self._engine = engine_of(place)
+        self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S, is_shared=self._engine.is_shared)
+        self._backup_lock = SpaceLock(place.data / "backup.lock", BUSY_WAIT_S)
 
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
         """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""

@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from struct import pack
 from weakref import WeakKeyDictionary
@@ -191,33 +191,46 @@ def truncate_wal(connection: sqlite3.Connection) -> bool:
 class SpaceLock:
     """One writer at a time for a space, over threads and processes; never deleted.
 
-    A blocking `flock` keeps the queue fair, where SQLite's busy handler sleeps and starves.
+    A blocking `flock` keeps the queue fair, where SQLite's busy handler sleeps and starves. Where
+    the engine queues writers itself, they share the lock and only what must be alone does not;
+    a gate, passed by all and held by who waits to be alone, keeps them from overtaking that one.
     """
 
-    def __init__(self, path: Path, wait_s: float) -> None:
+    def __init__(self, path: Path, wait_s: float, *, is_shared: bool = False) -> None:
         self._path = path
+        self._gate = path.with_name(f"{path.name}.gate") if is_shared else None
         self._wait_s = wait_s
         self._thread_lock = threading.RLock()
-        self._depth = 0
+        self._held: int | None = None
 
     @contextmanager
-    def held(self, wait_s: float | None = None) -> Iterator[None]:
+    def held(self, wait_s: float | None = None, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
         """Holds the lock; raises RefusedError (busy) after the wait. Reentrant in its thread."""
-        wait_s = self._wait_s if wait_s is None else wait_s
-        if not self._thread_lock.acquire(timeout=wait_s):
+        left_s = seconds_left(self._wait_s if wait_s is None else wait_s)
+        if not self._thread_lock.acquire(timeout=left_s()):
             raise RefusedError(Refused(Refusal.BUSY))
         try:
-            if self._depth:
+            if self._held is not None:
+                assert kind in (self._held, fcntl.LOCK_SH), "who shares the lock is not alone"
                 yield
                 return
-            with flocked(self._path, fcntl.LOCK_EX, wait_s):
-                self._depth = 1
+            with self._entered(kind, left_s):
+                self._held = kind
                 try:
                     yield
                 finally:
-                    self._depth = 0
+                    self._held = None
         finally:
             self._thread_lock.release()
+
+    @contextmanager
+    def _entered(self, kind: int, left_s: Callable[[], float]) -> Iterator[None]:
+        with ExitStack() as gate:
+            if self._gate is not None:
+                gate.enter_context(flocked(self._gate, kind, left_s()))
+            with flocked(self._path, kind, left_s()):
+                gate.close()
+                yield
 
 
 @contextmanager

@@ -90,6 +90,7 @@ class SQLiteFile:
     """An engine: the log of one space in a file of its own."""
 
     leftover = None
+    is_shared = False
 
     def __init__(self, path: Path, space: str) -> None:
         self._path = path

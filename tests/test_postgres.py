@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,16 +16,17 @@ from tests.conftest import RAM, T0
 from tests.residue import Traces, hits, in_clear
 from tests.sites import SPACE, Site, told
 
+from memoranda.ledger import postgres_log
 from memoranda.ledger.errors import (
     OutcomeUnknown,
     Refusal,
     RefusedError,
     StorageFault,
 )
-from memoranda.ledger.postgres_log import PostgresSpace
+from memoranda.ledger.postgres_log import Connection, PostgresSpace, Statement
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps, microseconds
-from memoranda.tools.memory import open_memory
+from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.postgres_server import PostgresServer, as_owner
 from memoranda.tools.restore import restore
 from memoranda.tools.settings import load_settings
@@ -39,6 +41,10 @@ EVENTS_EXHAUSTIVE = 30_000
 def url(server: PostgresServer) -> Iterator[str]:
     with server.schema() as url:
         yield url
+
+
+def own_memory(url: str, folder: Path) -> Memory:
+    return open_memory(SPACE, data=folder / "data", state=folder / "state", engine=url)
 
 
 @pytest.fixture
@@ -210,6 +216,49 @@ def test_who_waited_for_the_head_goes_on_from_the_time_of_the_event_that_came_me
 
     second = microseconds(late) + 1
     assert found == [(second, second + 1)]
+
+
+def test_a_commit_makes_two_journeys_whatever_it_must_look_at(url, tmp_path, monkeypatch):
+    texts, sent = [], Connection.sent
+
+    def counted(connection: Connection, statements: list[Statement]) -> psycopg.Cursor[Any]:
+        texts.append([sql for sql, _ in statements])
+        return sent(connection, statements)
+
+    with own_memory(url, tmp_path) as memory, own_memory(url, tmp_path) as other:
+        memory.host.bind_primary("s-main")
+        for n in range(3):  # other processes write in between: that is seen on the way
+            other.publish(f"theirs {n}", "fact")
+            texts.clear()
+            monkeypatch.setattr(Connection, "sent", counted)
+            receipt = memory.publish(f"ours {n}", "fact")
+            monkeypatch.undo()
+
+            assert receipt.position == 4 + 2 * n
+            assert [text[-1] == "COMMIT" for text in texts] == [False, True]
+
+
+def test_whoever_waits_too_long_for_the_head_is_told_that_it_is_busy(url, tmp_path, monkeypatch):
+    monkeypatch.setattr(postgres_log, "WAIT_S", 0.2)
+    with own_memory(url, tmp_path) as memory, psycopg.connect(url) as raw:
+        raw.execute("SELECT set_config('memoranda.space', %s, true)", (SPACE,))
+        raw.execute("SELECT 1 FROM heads FOR UPDATE")
+
+        answer = memory.publish("key", "fact", operation_id="op-1")
+        raw.rollback()
+
+        assert answer.refusal is Refusal.BUSY
+        assert memory.publish("key", "fact", operation_id="op-1").position == 2
+
+
+def test_a_text_that_fails_while_it_prepares_ends_its_connection(url):
+    asked: list[Statement] = [("SELECT 1 / ?::int", (0,))]
+    with closing(Connection.connect(url, autocommit=True)) as raw:
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                raw.sent(asked)
+
+        assert raw.closed
 
 
 # -- the second wall ------------------------------------------------------------------------------

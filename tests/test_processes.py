@@ -1,9 +1,11 @@
 """Several processes on one ledger, and processes that are killed: nothing acknowledged is lost."""
 
+import fcntl
 import os
 import signal
 import threading
 import time
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,33 @@ def test_a_lock_that_another_thread_holds_is_busy_after_the_wait(tmp_path):
         thread.join()
 
     assert answers == [Refusal.BUSY]
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["with the gate", "without it"])
+def test_who_must_be_alone_is_not_overtaken_by_those_who_share_the_lock(tmp_path, is_shared):
+    path, entered, ended = tmp_path / "lock", threading.Barrier(3), threading.Event()
+
+    def share(turn: int) -> None:
+        lock = SpaceLock(path, wait_s=WAIT_S, is_shared=is_shared)
+        with lock.held(kind=fcntl.LOCK_SH):
+            entered.wait()
+            time.sleep(0.1 * turn)
+        while not ended.is_set():
+            with lock.held(kind=fcntl.LOCK_SH):
+                time.sleep(0.2)
+
+    sharers = [threading.Thread(target=share, args=(turn,)) for turn in range(2)]
+    for sharer in sharers:
+        sharer.start()
+    entered.wait()
+    alone = SpaceLock(path, wait_s=1.0, is_shared=is_shared)
+    try:
+        with ExitStack() as held, nullcontext() if is_shared else pytest.raises(RefusedError):
+            held.enter_context(alone.held())
+    finally:
+        ended.set()
+        for sharer in sharers:
+            sharer.join()
 
 
 def test_the_lock_is_reentrant_in_its_thread_and_free_after_the_outermost(tmp_path):
