@@ -198,7 +198,7 @@ class RecordSlice:
 
 
 def first_boundary(request: Request, caller: Caller, space: str) -> list[Selector]:
-    """What a decision asks before it has seen anything, which no moment changes."""
+    """What a decision asks before it has seen anything, each once; no moment changes that."""
     slice_ = RecordSlice(request, caller, space, Moment(0, 0, str))
     return list(dict.fromkeys(slice_.boundary(Seen())))
 

@@ -120,10 +120,10 @@ class Log:
         Raises RefusedError (F6) once another host has taken a newer term.
         """
         self.refuse_if_closed()
-        asked = [SealedStore.asked(it, self._keyring) for it in first]
-        with self._recorder.deciding(asked) as transaction:
+        known = {it: SealedStore.asked(it, self._keyring) for it in first}
+        with self._recorder.deciding([*known.values()]) as transaction:
             self._notice(transaction)
-            store = DecidingStore(transaction, self._keyring, self.space, self._stamps)
+            store = DecidingStore(transaction, self._keyring, self.space, self._stamps, known)
             self._refuse_if_fenced(store)
             was_newcomer = store.newcomer is not None
             yield store

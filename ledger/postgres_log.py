@@ -131,7 +131,7 @@ class Session:
         self._due += asked
         cursor, found = self._sent(), []
         while True:
-            if cursor.description:
+            if cursor.pgresult and cursor.pgresult.nfields:
                 found.append(cursor.fetchall())
             if not cursor.nextset():
                 return found[-len(asked) :]

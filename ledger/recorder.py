@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     """What is asked of the log: events of some types under a tag, all of them or the newest."""
 
     tag: str
-    types: Sequence[str]
+    types: tuple[str, ...]
     newest: bool = True
 
 

@@ -1,6 +1,6 @@
 """The log through the keys: tags blinded, events split and sealed, bodies opened on demand."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from struct import pack
 
 from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
@@ -25,12 +25,22 @@ HOST_LAPSES_US = 60_000_000
 """How long after its last append a host still counts as live (PM 3.5)."""
 
 
+NOTHING_ASKED: Mapping[Selector, Asked] = {}
+
+
 class SealedStore:
     """One snapshot of the log, opened with the keys of the space."""
 
-    def __init__(self, snapshot: Snapshot, keyring: Keyring, space: str) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        keyring: Keyring,
+        space: str,
+        known: Mapping[Selector, Asked] = NOTHING_ASKED,
+    ) -> None:
         self._snapshot = snapshot
         self._keyring = keyring
+        self._known = known
         self.space = space
 
     @property
@@ -47,16 +57,16 @@ class SealedStore:
 
     def select_each(self, selectors: Sequence[Selector]) -> list[list[Event]]:
         """The events behind each of some selectors, in few journeys however many they are."""
-        asked = [self.asked(it, self._keyring) for it in selectors]
+        asked = [self._known.get(it) or self.asked(it, self._keyring) for it in selectors]
         found = zip(asked, self._snapshot.under(asked), strict=True)
         return [[self._behind(row, of) for row in rows] for of, rows in found]
 
     @staticmethod
     def asked(selector: Selector, keyring: Keyring) -> Asked:
         """A selector as the log takes it: blind."""
-        tag = selector.tag
-        types = [stored for shape in selector.shapes for stored in stored_types(shape)]
-        return Asked(tag.blind or keyring.blinded(tag.kind, tag.name), types, selector.newest)
+        tag, shapes, newest = selector
+        blinded = tag.blind or keyring.blinded(tag.kind, tag.name)
+        return Asked(blinded, stored_types(shapes), newest)
 
     def _behind(self, row: Row, asked: Asked) -> Event:
         if asked.tag not in row.tags or row.type not in asked.types:
@@ -143,9 +153,14 @@ class DecidingStore(SealedStore):
     """The host that takes the term with the first append, since another one holds it."""
 
     def __init__(
-        self, transaction: Transaction, keyring: Keyring, space: str, stamps: Stamps
+        self,
+        transaction: Transaction,
+        keyring: Keyring,
+        space: str,
+        stamps: Stamps,
+        known: Mapping[Selector, Asked] = NOTHING_ASKED,
     ) -> None:
-        super().__init__(transaction, keyring, space)
+        super().__init__(transaction, keyring, space, known)
         self._transaction = transaction
         self._stamps = stamps
 

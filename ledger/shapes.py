@@ -6,7 +6,7 @@ one keeps a golden file and gets an upcaster, so that every log ever written can
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from memoranda.ledger.errors import IntegrityFault
@@ -80,10 +80,14 @@ class Upcaster(NamedTuple):
 UPCASTERS: dict[str, Upcaster] = {}
 
 
-def stored_types(shape: type[Header]) -> tuple[str, ...]:
-    """Every type under which events of this shape may lie in a log, the current one first."""
-    older = (old for old, upcaster in UPCASTERS.items() if _current(upcaster.becomes) is shape)
-    return (shape.TOPIC, *older)
+@cache
+def stored_types(shapes: tuple[type[Header], ...]) -> tuple[str, ...]:
+    """Every type under which events of these shapes may lie in a log, each's current one first."""
+    return tuple(
+        stored
+        for shape in shapes
+        for stored in (shape.TOPIC, *(it for it in UPCASTERS if _current(it) is shape))
+    )
 
 
 def read_header(event_type: str, raw: bytes) -> Header:

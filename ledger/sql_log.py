@@ -236,21 +236,20 @@ class SQLTransaction(SQLSnapshot):
 
 def under(space: str, asked: Sequence[Asked]) -> tuple[str, list[object]]:
     """The statement that finds what is asked for, and its values."""
-    values: list[object] = []
-    for tag, types, _ in asked:
-        values += (it for each in types for it in (space, tag, each))
-    return _sql_under(tuple((len(types), newest) for _, types, newest in asked)), [*values, space]
+    values = [it for tag, types, _ in asked for _ in types for it in (space, tag)]
+    return _sql_under(tuple((types, newest) for _, types, newest in asked)), [*values, space]
 
 
 @cache
-def _sql_under(asked: tuple[tuple[int, bool], ...]) -> str:
-    """The events under some tags, by how many types are asked for there, and if the newest."""
+def _sql_under(asked: tuple[tuple[tuple[str, ...], bool], ...]) -> str:
+    """The events under some tags, by the types that are asked for there, and if the newest."""
     # One look-up for each type: left to IN, SQLite walks every event of the types under the tag.
+    # The types are this program's own words, and need no place of their own.
     positions = " UNION ALL ".join(
         f"SELECT {n} AS n, {'max(position)' if newest else 'position'} AS position"
-        " FROM tags WHERE space = ? AND tag = ? AND type = ?"
+        f" FROM tags WHERE space = ? AND tag = ? AND type = '{each}'"
         for n, (types, newest) in enumerate(asked)
-        for _ in range(types)
+        for each in types
     )
     events = _COLUMNS.replace("FROM", f"FROM ({positions}) p CROSS JOIN", 1)
     return f"SELECT p.n, {events} WHERE e.space = ? AND e.position = p.position"

@@ -189,7 +189,7 @@ def test_a_selector_costs_the_same_however_long_the_log_is(recorder):
         return steps, statements
 
     queries = {
-        "newest under a hot tag": lambda log: log.under([Asked("t:hot", ["thing.happened/1"])]),
+        "newest under a hot tag": lambda log: log.under([Asked("t:hot", ("thing.happened/1",))]),
         "all under a rare tag": lambda log: log.read(
             DCBQuery([DCBQueryItem(["thing.happened/1"], ["t:rare"])])
         ),

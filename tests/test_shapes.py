@@ -1,6 +1,7 @@
 """Stored shapes: what any version ever wrote is read into the values it meant."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -581,7 +582,7 @@ class OldRecord(Header):
 
 
 @pytest.fixture
-def older(monkeypatch: pytest.MonkeyPatch) -> None:
+def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Upcasters for the made-up old shapes."""
     upcasters = {
         "binding.changed/00": Upcaster(
@@ -609,6 +610,9 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for old, upcaster in upcasters.items():
         monkeypatch.setitem(shapes.UPCASTERS, old, upcaster)
+    shapes.stored_types.cache_clear()
+    yield
+    shapes.stored_types.cache_clear()
 
 
 @pytest.mark.usefixtures("older")
@@ -624,11 +628,11 @@ def test_an_old_shape_is_read_as_the_current_one_over_any_number_of_steps():
 
 @pytest.mark.usefixtures("older")
 def test_a_shape_is_stored_under_its_own_type_and_every_older_one():
-    found = stored_types(BindingChanged)
+    found = stored_types((BindingChanged,))
 
     assert found[0] == "binding.changed/1"
     assert set(found) == {"binding.changed/1", "binding.changed/0", "binding.changed/00"}
-    assert stored_types(TaskChanged) == ("task.changed/1",)
+    assert stored_types((TaskChanged,)) == ("task.changed/1",)
 
 
 @pytest.mark.usefixtures("older")

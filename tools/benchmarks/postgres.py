@@ -1,5 +1,6 @@
 """Writers on one PostgreSQL server, whole commits, against raw one-row inserts of the same run."""
 
+import gc
 import multiprocessing
 import os
 import time
@@ -80,6 +81,8 @@ def _rate(writers: int, work: Work) -> float:
         context.Process(target=_write, args=(work, number, writers, start))
         for number in range(writers)
     ]
+    # Else each fork looks through all it was born with, and the first commits wait for that.
+    gc.freeze()
     for process in processes:
         process.start()
     start.wait()
