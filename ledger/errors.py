@@ -282,7 +282,7 @@ class Refused:
 CLOSED = Refused(Refusal.SERVICE_UNAVAILABLE, message="the ledger is closed; open it again")
 FORKED = Refused(
     Refusal.SERVICE_UNAVAILABLE,
-    message="the process this one was forked from has the ledger open; open it in a fresh process",
+    message="this process was forked from one that had the ledger open; open it in a fresh process",
 )
 
 _ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
