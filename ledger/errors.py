@@ -306,6 +306,8 @@ class MemorandaError(Exception):
 
 def _is_full(cause: BaseException | None) -> bool:
     """Whether a file could not grow; SQLite's shared memory is one beside a log."""
+    if isinstance(cause, MemorandaError):
+        return FULL in str(cause)
     if isinstance(cause, OSError):
         return cause.errno in {errno.ENOSPC, errno.EDQUOT}
     return getattr(cause, "sqlite_errorname", None) in {"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"}

@@ -202,7 +202,7 @@ class Forgetting:
                 reasons.append(str(fault))
             self._stamps.step("forget:rotated")
         if not self._log.truncate():
-            reasons.append("a reader holds an old snapshot, so a write-ahead log cannot be emptied")
+            reasons.append("a reader's old snapshot or a full disk keeps a write-ahead log")
         return reasons
 
     def told(self, receipt: Receipt) -> ForgetReceipt:

@@ -252,7 +252,7 @@ class Keyring:
             self._rewrap(new)
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
-            message = "the key file is held or cannot be written; the rotation goes on next time"
+            message = "the key file is held, or the disk is full; the rotation goes on next time"
             raise StorageFault(message)
         self._stamps.step("rotate:truncated")
         self._vault.destroy(old)

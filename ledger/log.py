@@ -192,7 +192,7 @@ class Log:
         return self._keyring.bundle_key
 
     def truncate(self) -> bool:
-        """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
+        """Empties the write-ahead logs; False while a reader or a full disk holds them up."""
         with self._lock.held():
             return not self.is_closed and self._recorder.truncate() and self._keyring.truncate()
 
