@@ -91,6 +91,13 @@ class Forgetting:
         with self._log.reading() as store:
             return _held_until(all_held(store))
 
+    def overdue(self) -> int:
+        """How many forgets are held past their windows, as the host that holds the term is away."""
+        if self._log.holds_term:
+            return 0
+        with self._log.reading() as store:
+            return sum(until_of(it) <= self._clock() for it in all_held(store))
+
     def finish(self, *, is_urgent: bool = False) -> tuple[str, ...]:
         """Finishes every pending forget; why some are not finished, if so.
 
