@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from memoranda.ledger.decisions import Decided, apply
 from memoranda.ledger.entries import Draft, Event, Head, Selector
-from memoranda.ledger.errors import StorageFault
+from memoranda.ledger.errors import RefusedError, StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
     ForgetHeld,
@@ -205,7 +205,7 @@ class Forgetting:
                 # Our own rotation tells of no forget that was not looked at.
                 if self._looked_at == key_epoch - 1:
                     self._looked_at = key_epoch
-            except StorageFault as fault:
+            except (StorageFault, RefusedError) as fault:
                 reasons.append(str(fault))
             self._stamps.step("forget:rotated")
         if not self._log.truncate():
