@@ -282,7 +282,7 @@ class Refused:
 CLOSED = Refused(Refusal.SERVICE_UNAVAILABLE, message="the ledger is closed; open it again")
 FORKED = Refused(
     Refusal.SERVICE_UNAVAILABLE,
-    message="the process this one was forked from has the ledger open; open it in a fresh process",
+    message="this process was forked from one that had the ledger open; open it in a fresh process",
 )
 
 _ORDER = {refusal: place for place, refusal in enumerate(Refusal)}
@@ -306,6 +306,8 @@ class MemorandaError(Exception):
 
 def _is_full(cause: BaseException | None) -> bool:
     """Whether a file could not grow; SQLite's shared memory is one beside a log."""
+    if isinstance(cause, MemorandaError):
+        return FULL in str(cause)
     if isinstance(cause, OSError):
         return cause.errno in {errno.ENOSPC, errno.EDQUOT}
     return getattr(cause, "sqlite_errorname", None) in {"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"}

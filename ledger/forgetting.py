@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from memoranda.ledger.decisions import Decided, apply
 from memoranda.ledger.entries import Draft, Event, Head, Selector
-from memoranda.ledger.errors import StorageFault
+from memoranda.ledger.errors import RefusedError, StorageFault
 from memoranda.ledger.events import (
     ForgetCompleted,
     ForgetHeld,
@@ -90,6 +90,13 @@ class Forgetting:
         """What is still held for the person, as reasons why not everything is erased."""
         with self._log.reading() as store:
             return _held_until(all_held(store))
+
+    def overdue(self) -> int:
+        """How many forgets are held past their windows, as the host that holds the term is away."""
+        if self._log.holds_term:
+            return 0
+        with self._log.reading() as store:
+            return sum(until_of(it) <= self._clock() for it in all_held(store))
 
     def finish(self, *, is_urgent: bool = False) -> tuple[str, ...]:
         """Finishes every pending forget; why some are not finished, if so.
@@ -198,11 +205,11 @@ class Forgetting:
                 # Our own rotation tells of no forget that was not looked at.
                 if self._looked_at == key_epoch - 1:
                     self._looked_at = key_epoch
-            except StorageFault as fault:
+            except (StorageFault, RefusedError) as fault:
                 reasons.append(str(fault))
             self._stamps.step("forget:rotated")
         if not self._log.truncate():
-            reasons.append("a reader holds an old snapshot, so a write-ahead log cannot be emptied")
+            reasons.append("a reader's old snapshot or a full disk keeps a write-ahead log")
         return reasons
 
     def told(self, receipt: Receipt) -> ForgetReceipt:

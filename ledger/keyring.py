@@ -225,17 +225,21 @@ class Keyring:
 
     @property
     def key_epoch(self) -> int:
-        """The newest epoch the slots name; read afresh, another process may have rotated."""
-        return max(self._vault.epochs())
+        """The epoch in force: a newer one that the slots name may still be taken back."""
+        secret = self._row(_SECRET_ROW)
+        return secret[0] if secret else max(self._vault.epochs())
 
-    def begin_epoch(self, key_epoch: int, keeping: Keeping | None = None) -> None:
-        """Puts a fresh wrapping key in the epoch's place, kept like the newest unless told how."""
-        self._vault.write(key_epoch, self._stamps.entropy(KEY_BYTES), keeping)
+    def begin_epoch(self, keeping: Keeping | None = None) -> bytes:
+        """Puts a fresh wrapping key in the next epoch's place, kept like the newest unless told."""
+        wrapping_key = self._stamps.entropy(KEY_BYTES)
+        self._vault.write(max(self._vault.epochs()) + 1, wrapping_key, keeping)
         self._stamps.step("rotate:slot-written")
+        return wrapping_key
 
-    def finish_rotation(self) -> None:
+    def finish_rotation(self, begun: bytes | None = None) -> None:
         """Ends a rotation at whatever step it stopped: re-wrap, truncate, destroy the old slot.
 
+        `begun` is the new key where this lock's holder has just begun; else the vault is asked.
         Two valid slots mean an unfinished one. Every step may be repeated. It is taken back when
         its key cannot be had and nothing is wrapped by it yet: whoever set another passphrase was
         stopped, and the one before it, which opened this, is still in force.
@@ -246,13 +250,13 @@ class Keyring:
         old, new = min(epochs), max(epochs)
         if self._outside(new):
             self._wrapping_key(old)  # raises before anything is taken back
-            if new not in self._vault.read():
+            if (wrapping_key := begun or self._vault.read().get(new)) is None:
                 self._vault.destroy(new)
                 return
-            self._rewrap(new)
+            self._rewrap(new, wrapping_key)
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
-            message = "the key file is held or cannot be written; the rotation goes on next time"
+            message = "the key file is held, or the disk is full; the rotation goes on next time"
             raise StorageFault(message)
         self._stamps.step("rotate:truncated")
         self._vault.destroy(old)
@@ -264,8 +268,7 @@ class Keyring:
             "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
         ).fetchall()
 
-    def _rewrap(self, key_epoch: int) -> None:
-        wrapping_key = self._wrapping_key(key_epoch)
+    def _rewrap(self, key_epoch: int, wrapping_key: bytes) -> None:
         with self._writing():
             self._connection.executemany(
                 "UPDATE keys SET key_epoch = ?, wrapped = ? WHERE key_id = ?",
@@ -282,6 +285,8 @@ class Keyring:
                     for key_id, old, wrapped in self._outside(key_epoch)
                 ],
             )
+        # Not before: as long as it wraps nothing, another may be put in its place.
+        self._wrapping_keys[key_epoch] = wrapping_key
 
     # -- the recovery code ------------------------------------------------------------------
 

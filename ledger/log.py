@@ -28,7 +28,7 @@ from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore
 from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import Keeping, Unlocking, WrappingKeys
+from memoranda.ledger.vaults import Keeping, KeptKey, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
 
 NORMALIZATION = 1
@@ -93,8 +93,7 @@ class Log:
             self._keyring.check()
             self._refuse_rollback()
             self._join()
-            with suppress(StorageFault):  # a key that stays holds a forget up, and shuts nothing
-                self._settle_keys()
+            self._settle_keys()
             self._settle_bundles()
             opened.pop_all()
 
@@ -193,7 +192,7 @@ class Log:
         return self._keyring.bundle_key
 
     def truncate(self) -> bool:
-        """Empties the write-ahead logs; False while some reader still holds an old snapshot."""
+        """Empties the write-ahead logs; False while a reader or a full disk holds them up."""
         with self._lock.held():
             return not self.is_closed and self._recorder.truncate() and self._keyring.truncate()
 
@@ -220,13 +219,10 @@ class Log:
             with self.deciding():
                 pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
-            before = self._keyring.key_epoch
-            self._keyring.begin_epoch(before + 1, keeping)
-            self._settle_keys()
-            if self._keyring.key_epoch == before:
-                raise StorageFault("the new wrapping key could not be had, so the old one stays")
+            self._settle_keys(self._keyring.begin_epoch(keeping))
             self._write_anchor(by=1)
             self.rewrite_bundles()
+            self._keyring.finish_rotation()  # raises what keeps the key of before, if anything
             return self._keyring.key_epoch
 
     def set_passphrase(self, passphrase: str | None) -> int:
@@ -433,9 +429,10 @@ class Log:
                 store.take_term("attached", maker)
             store.set_key_epoch(FIRST_KEY_EPOCH)
 
-    def _settle_keys(self) -> None:
+    def _settle_keys(self, begun: bytes | None = None) -> None:
         """Finishes an unfinished rotation and says on the log which key epoch is in force."""
-        self._keyring.finish_rotation()
+        with suppress(KeptKey):  # it holds an erasure up, and nothing else
+            self._keyring.finish_rotation(begun)
         with self.deciding() as store:
             key_epoch = self._keyring.key_epoch
             if store.head.key_epoch != key_epoch:

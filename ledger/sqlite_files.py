@@ -39,12 +39,20 @@ _PRAGMAS: dict[str, str | int] = {
 }
 
 
+_UNFORKED = threading.RLock()
+"""No fork comes between what SQLite does under the locks of all its files, to open and close one.
+
+A child would never see them given back, and would hang at its first opening, in the space's lock.
+"""
+
+
 class _Owned(sqlite3.Connection):
     """A connection of this process: none of its locks outlives a fork, and SQLite forgets that."""
 
     def close(self) -> None:
-        _OWNED.pop(self, None)
-        super().close()
+        with _UNFORKED:
+            _OWNED.pop(self, None)
+            super().close()
 
 
 _OWNED: "WeakKeyDictionary[_Owned, Path]" = WeakKeyDictionary()
@@ -66,6 +74,9 @@ def _inherit() -> None:
 
 
 os.register_at_fork(after_in_child=_inherit)
+os.register_at_fork(
+    before=_UNFORKED.acquire, after_in_parent=_UNFORKED.release, after_in_child=_UNFORKED.release
+)
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -73,14 +84,21 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _connected(path: Path, name: str, *, uri: bool = False) -> sqlite3.Connection:
-    if path.exists() and _identity(path) in _INHERITED:
-        raise RefusedError(FORKED)
-    connection = sqlite3.connect(
-        name, uri=uri, isolation_level=None, check_same_thread=False, factory=_Owned
-    )
-    _OWNED[connection] = path
-    return connection
+@contextmanager
+def _connected(path: Path, name: str, *, uri: bool = False) -> Iterator[sqlite3.Connection]:
+    """A new connection, for a block that makes it ready; when that fails it is closed."""
+    with _opening(path), ExitStack() as failing:
+        if path.exists() and _identity(path) in _INHERITED:
+            raise RefusedError(FORKED)
+        with _UNFORKED:
+            connection = sqlite3.connect(
+                name, uri=uri, isolation_level=None, check_same_thread=False, factory=_Owned
+            )
+            failing.callback(connection.close)
+            _OWNED[connection] = path
+            connection.execute("PRAGMA schema_version")  # only now the files beside it are opened
+        yield connection
+        failing.pop_all()
 
 
 def connect(
@@ -93,44 +111,30 @@ def connect(
     A disposable file is flushed at checkpoints only: a power cut may take its last writes.
     Raises RefusedError when the file is another program's, a newer version's or not writable.
     """
-    with _opening(path):
-        connection = _connected(path, str(path))
-        try:
-            if connection.execute("PRAGMA schema_version").fetchone()[0] == 0:
-                _create(connection, path, schema, schema_number)
-            _check_identity(connection, path, schema_number)
-            _upgrade(connection, path, schema_number)
-            _set_pragmas(connection, synchronous=1 if is_disposable else 2)
-        except BaseException:
-            connection.close()
-            raise
+    with _connected(path, str(path)) as connection:
+        if connection.execute("PRAGMA schema_version").fetchone()[0] == 0:
+            _create(connection, path, schema, schema_number)
+        _check_identity(connection, path, schema_number)
+        _upgrade(connection, path, schema_number)
+        _set_pragmas(connection, synchronous=1 if is_disposable else 2)
     return connection
 
 
 def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
     """A connection that cannot write, with the same pragmas."""
-    with _opening(path):
-        connection = _connected(path, f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            _check_identity(connection, path, schema_number)
-            _set_pragmas(connection)
-        except BaseException:
-            connection.close()
-            raise
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with _connected(path, uri, uri=True) as connection:
+        _check_identity(connection, path, schema_number)
+        _set_pragmas(connection)
     return connection
 
 
 def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
     """Reads a file at rest, with nothing put beside it; refusals as in `connect`."""
-    with _opening(path):
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        connection = _connected(path, uri, uri=True)
-        try:
-            connection.execute("PRAGMA trusted_schema=OFF")
-            _check_identity(connection, path, schema_number)
-        except BaseException:
-            connection.close()
-            raise
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    with _connected(path, uri, uri=True) as connection:
+        connection.execute("PRAGMA trusted_schema=OFF")
+        _check_identity(connection, path, schema_number)
     return connection
 
 

@@ -133,6 +133,10 @@ def refuse_odd_keys(passphrase: object, key_vault: object) -> None:
         raise RefusedError(Refused(Refusal.INVALID_REQUEST, "key_vault", message))
 
 
+class KeptKey(StorageFault):
+    """A vault has not destroyed a key: an erasure waits for it, and nothing else need."""
+
+
 class WrappingKeys:
     """The wrapping keys of one space by key epoch, however they are kept.
 
@@ -257,7 +261,10 @@ class WrappingKeys:
         return "is needed to open this ledger"
 
     def write(self, key_epoch: int, wrapping_key: bytes, keeping: Keeping | None = None) -> None:
-        """Makes the key of an epoch durable, kept like the newest one unless told how."""
+        """Makes the key of an epoch durable, kept like the newest one unless told how.
+
+        Raises StorageFault for what is not there afterwards: some take everything and keep nothing.
+        """
         keeping = keeping or self.keeping
         match keeping:
             case InSlot():
@@ -271,7 +278,6 @@ class WrappingKeys:
             case InVault(vault=vault, ledger_id=ledger_id):
                 # The slot goes second: it never names a key that is not there.
                 self._asked(vault, lambda it: it.write(ledger_id, key_epoch, wrapping_key))
-                # Some take everything and keep nothing.
                 if self._in_vault(vault, ledger_id, key_epoch) != wrapping_key:
                     raise StorageFault(f"{vault} did not keep a key that it was given")
                 self._stamps.step("vault:written")
@@ -279,16 +285,25 @@ class WrappingKeys:
             case _:
                 assert_never(keeping)
         self._slots.write(key_epoch, content)
+        if not self._slots.read().get(key_epoch, b"").startswith(content):
+            raise StorageFault("the slot file did not keep a key that it was given")
 
     def destroy(self, key_epoch: int) -> None:
-        """Destroys the key of an epoch, wherever it is kept, and its slot."""
+        """Destroys the key of an epoch, wherever it is kept, and its slot.
+
+        Raises KeptKey unless its vault says so and has it no more.
+        """
         content = self._slots.read().get(key_epoch)
         if content and isinstance(kept := _keeping(content), InVault):
             # The slot goes second here too, or nobody would know of a key that is still there.
             noise = self._stamps.entropy(KEY_BYTES)
-            self._asked(kept.vault, lambda it: it.destroy(kept.ledger_id, key_epoch, noise))
-            if self._in_vault(kept.vault, kept.ledger_id, key_epoch) is not None:
-                raise StorageFault(f"{kept.vault} still has a key that it was to destroy")
+            try:
+                self._asked(kept.vault, lambda it: it.destroy(kept.ledger_id, key_epoch, noise))
+                is_there = self._in_vault(kept.vault, kept.ledger_id, key_epoch) is not None
+            except (StorageFault, RefusedError) as error:
+                raise KeptKey(f"{kept.vault} could not destroy a key: {error}") from error
+            if is_there:
+                raise KeptKey(f"{kept.vault} still has a key that it was to destroy")
             self._stamps.step("vault:destroyed")
         self._slots.destroy(key_epoch, self._stamps.entropy(SLOT_BYTES))
 

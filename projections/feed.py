@@ -87,7 +87,7 @@ def purge(log: Log, views: ViewFile, *wanted: View) -> str | None:
         with views.held(), log.reading() as store, views.answering():
             for view in wanted:
                 _purge(store, views, view)
-        return None if views.truncate() else "a reader holds an old snapshot of the views"
+        return None if views.truncate() else "a reader or a full disk holds the views' log up"
     except (sqlite3.Error, StorageFault, RefusedError):
         return "the file of views could not be written"
 

@@ -62,5 +62,22 @@ def disk_of(folder: Path, size: int) -> Disk:
     return disk
 
 
+@contextmanager
+def memory_of(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes in memory, or the reason why this machine has none."""
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("mounting a tmpfs takes root and mount")
+    at = folder / "memory"
+    at.mkdir()
+    try:
+        _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine mounts no tmpfs: {error}")
+    try:
+        yield at
+    finally:
+        _run("umount", str(at))
+
+
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 from memoranda.ledger.authority import BackgroundItem, ModelSession
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.stamps import Stamps
 from memoranda.tools.cli import application, main
 from memoranda.tools.cli_capture import LINE_BYTES_MAX
 from memoranda.tools.memory import Memory, open_memory
@@ -956,6 +958,26 @@ def test_an_interrupted_forget_of_many_says_how_far_it_is_and_goes_on(run: Termi
     assert 0 < left < 400
     again = run("forget", "--everything", "--yes", "--json").answer["report"]
     assert (again["forgotten"], again["pending"]) == (left, [])
+
+
+def test_what_is_held_past_its_window_by_a_host_that_is_away_is_told(run: Terminal) -> None:
+    stamps = Stamps(now=lambda: Stamps().now() - timedelta(hours=30))
+    away = {**run.folders, "host": "server", "forget_window_hours": 24}
+    with open_memory("me", stamps=stamps, **away) as memory:
+        memory.host.bind_primary("s")
+        made = memory.remember("Lin had a secret garden")
+        memory.acting_as(ModelSession("s", "agent")).forget(made.record_id, 1)
+
+    for command in (["status"], ["forgotten", "list"]):
+        assert run(*command, "--json").answer["overdue"] == 1
+        shown = " ".join(run(*command).out.split())
+        assert "1 held past the window" in shown
+        assert "memoranda forgotten finish --now" in shown
+
+    assert run("forgotten", "finish", "--now").code == 0
+    for command in (["status"], ["forgotten", "list"]):
+        assert run(*command, "--json").answer["overdue"] == 0
+        assert "past the window" not in run(*command).out
 
 
 def test_a_forget_is_proven_by_searching_everything(run: Terminal) -> None:

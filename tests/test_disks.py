@@ -5,18 +5,24 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random  # noqa: TID251  # seeded: a run can be repeated
 
 import pytest
-from tests.disks import MIB, Disk, disk_of
+from tests.disks import MIB, Disk, disk_of, memory_of
 from tests.residue import SPACE, Carver, Traces, in_clear
 from tests.sites import Site
 from tests.test_kills import Book, close_the_book, done, take_stock, works
 
 from memoranda.ledger.errors import OutcomeUnknown, StorageFault
 from memoranda.ledger.slots import SlotFile
+from memoranda.tools.memory import Memory, open_memory
 
+FAILED = (
+    "the durable write failed; look the operation up:"
+    " the disk is full; make room on it and try again"
+)
 CANARY = "quixotry under moonflowers"
 FORGETS = 4
 CUTS = 5
@@ -65,14 +71,49 @@ def test_a_full_disk_is_named_and_once_there_is_room_all_is_as_it_was(site, disk
                 memory.forget(made.record_id, 1)
 
 
-def fill(path: Path) -> None:
-    """Leaves no block free on a disk."""
+def fill(path: Path, but: int = 0) -> None:
+    """Leaves no block free on a disk, or so many bytes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     for size in (MIB, 4096):
         with suppress(OSError):
             while os.write(file, bytes(size)):
                 pass
+    os.ftruncate(file, os.fstat(file).st_size - but)
     os.close(file)
+
+
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["just opened", "in use"])
+def test_a_forget_that_a_full_disk_stops_anywhere_says_so_and_is_ended_once_there_is_room(
+    tmp_path, is_fresh
+):
+    said = set()
+    with memory_of(tmp_path, 8 * MIB) as disk:
+        for free in range(0, 160 * 1024, 16 * 1024):
+            ledger = {it: disk / f"{free}" / it for it in ("data", "state")}
+            memory = open_memory(SPACE, **ledger)
+            gone, kept = (memory.remember(it) for it in (CANARY, "I play the cello"))
+            if is_fresh:
+                memory.close()
+                memory = open_memory(SPACE, **ledger)
+            forget = partial(
+                Memory.forget, record_id=gone.record_id, expected_revision=1, operation_id="op"
+            )
+            fill(disk / "fill", but=free)
+            try:
+                said.update(forget(memory).pending or ["erased"])
+            except OutcomeUnknown as unknown:
+                said.add(str(unknown))
+            memory.close()
+
+            (disk / "fill").unlink()
+            with open_memory(SPACE, **ledger) as memory:
+                assert forget(memory).erased_at
+                assert memory.remnants(CANARY).remnants == ()
+                assert memory.read(kept.record_id).record.content == "I play the cello"
+                assert memory.audit.verify().findings == ()
+
+    assert {"erased", FAILED} < said
+    assert all("the disk is full" in it for it in said - {"erased"}), said
 
 
 def test_a_raw_disk_holds_no_word_of_what_was_forgotten_and_no_wrapping_key_of_before(site, disk):

@@ -915,6 +915,28 @@ def test_the_doctor_says_what_is_held_and_nothing_when_nothing_is(person, agent,
     assert "held" not in {it.name for it in person.doctor()}
 
 
+def test_a_window_that_is_over_while_the_host_that_wrote_last_is_away_is_said_to_be_overdue(
+    person, agent, opened, world
+):
+    other = opened(host="laptop")
+    forgotten(agent, known(person))
+    world.move(hours=23)
+    assert (person.status().overdue, other.status().overdue) == (0, 0)
+
+    world.move(hours=2)
+
+    assert person.status().overdue == 0  # it is here, and lets go by itself
+    assert other.status().overdue == 1
+    (check,) = [it for it in other.doctor() if it.name == "overdue"]
+    assert check.level == "finding"
+    assert check.message.startswith("1 past the window")
+    assert "forgotten finish --now" in check.message
+    assert KEY not in check.message
+    other.release_held()
+    assert other.status().overdue == 0
+    assert "overdue" not in {it.name for it in other.doctor()}
+
+
 # -- the setting ----------------------------------------------------------------------------------
 
 

@@ -3,10 +3,13 @@
 import fcntl
 import os
 import signal
+import sqlite3
 import threading
 import time
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
@@ -366,6 +369,54 @@ def test_a_fork_neither_uses_nor_opens_nor_closes_what_its_parent_has_open(site)
     with site.open() as memory:
         assert len(memory.records()) == 3
         assert memory.audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("call", ["open", "close"])
+@pytest.mark.sqlite("SQLite's own locks")
+def test_no_fork_comes_between_while_sqlite_opens_or_closes_a_file(
+    site, tmp_path, monkeypatch, call
+):
+    # Planted, as the true moment is short: one fork in a hundred beside a thread that does no more.
+    inside, connected = threading.Event(), sqlite3.connect
+    opened = partial(sqlite_files.connect, schema="CREATE TABLE t (x);", schema_number=1)
+
+    def linger() -> None:
+        inside.set()
+        time.sleep(0.3)
+        inside.clear()
+
+    class Function:
+        """What a connection lets go of while it closes."""
+
+        def __call__(self) -> None: ...
+
+        def __del__(self) -> None:
+            linger()
+
+    def slowly(*arguments: Any, **more: Any) -> sqlite3.Connection:
+        connection = connected(*arguments, **more)
+        if call == "open":
+            linger()
+        else:
+            connection.create_function("f", 0, Function())
+        return connection
+
+    def come_and_go() -> None:
+        with monkeypatch.context() as planted:
+            planted.setattr(sqlite3, "connect", slowly)
+            opened(tmp_path / "a file").close()
+
+    def child() -> None:
+        assert not inside.is_set()
+        connected(tmp_path / "another").close()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    assert inside.wait(WAIT_S)
+
+    site.all_end_well(site.start(child))
+
+    thread.join()
 
 
 def test_a_command_on_a_busy_ledger_is_refused_and_succeeds_later_under_its_id(site, monkeypatch):

@@ -5,10 +5,11 @@ import fcntl
 import os
 import pty
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import keyring
@@ -17,7 +18,8 @@ from keyring.backend import KeyringBackend
 from keyring.errors import KeyringLocked, PasswordDeleteError
 from tests.conftest import World
 
-from memoranda.ledger import vaults
+from memoranda.ledger import sqlite_files, vaults
+from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.keyring import open_recovery_copy
 from memoranda.ledger.receipts import Receipt
@@ -497,10 +499,13 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_vault_that_fails_or_lies_holds_an_erasure_up_and_is_never_believed(opened, fault):
+def test_a_vault_that_fails_or_lies_holds_an_erasure_up_and_is_never_believed(
+    opened, tmp_path, fault
+):
     service = Fickle()
     memory = opened(key_vault=service)
     gone, kept = (memory.remember(it) for it in ("I live in Kyoto", "I play the cello"))
+    assert memory.backup(tmp_path / "before").copy_made
     service.fault = fault
 
     receipt = memory.forget(gone.record_id, 1)
@@ -516,12 +521,194 @@ def test_a_vault_that_fails_or_lies_holds_an_erasure_up_and_is_never_believed(op
         assert again.read(kept.record_id).record.content == "I play the cello"
         assert again.remember("It goes on").to_revision == 1
         again.close()
+        assert read_bundle(tmp_path / "before" / SPACE).key_epoch == 2
+        assert memory.backup(tmp_path / "after").copy_made
+        assert read_bundle(tmp_path / "after" / SPACE).key_epoch == memory.status().key_epoch == 2
     service.fault = None
     assert memory.finish_forgets() == ()
     assert len(service.keys) == 1
     assert memory.forget(gone.record_id, 1, operation_id=receipt.operation_id).erased_at
     assert memory.read(kept.record_id).record.content == "I play the cello"
     assert memory.audit.verify().findings == ()
+
+
+class Unusable(Service):
+    """The same, but for one call that is refused for now, as by a system that is locked."""
+
+    refused: str | None = None
+
+    def _ask(self, call: str) -> None:
+        if call == self.refused:
+            raise RefusedError(Refused(Refusal.SERVICE_UNAVAILABLE, "vault", "locked"))
+
+    def read(self, ledger_id: str, key_epoch: int) -> bytes | None:
+        self._ask("read")
+        return super().read(ledger_id, key_epoch)
+
+    def write(self, ledger_id: str, key_epoch: int, wrapping_key: bytes) -> None:
+        self._ask("write")
+        super().write(ledger_id, key_epoch, wrapping_key)
+
+    def destroy(self, ledger_id: str, key_epoch: int, noise: bytes) -> None:
+        self._ask("destroy")
+        super().destroy(ledger_id, key_epoch, noise)
+
+
+@pytest.mark.parametrize("call", ["read", "write", "destroy"])
+def test_a_vault_that_refuses_for_now_holds_an_erasure_up_and_nothing_else(opened, call):
+    service = Unusable()
+    memory = opened(key_vault=service)
+    gone, kept = (memory.remember(it) for it in ("I live in Kyoto", "I play the cello"))
+    service.refused = call
+
+    receipt = memory.forget(gone.record_id, 1)
+
+    assert (receipt.erased_at, len(receipt.pending)) == (None, 1)
+    assert "locked" in receipt.pending[0]
+    assert memory.remember("It goes on").to_revision == 1
+    if call == "read":
+        assert refused_by(opened, key_vault=service).message == "locked"
+    else:
+        with opened(key_vault=service) as again:
+            assert again.read(kept.record_id).record.content == "I play the cello"
+    service.refused = None
+    assert memory.finish_forgets() == ()
+    assert len(service.keys) == 1
+    assert memory.audit.verify().findings == ()
+
+
+class Counting(Service):
+    """The same, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def read(self, ledger_id: str, key_epoch: int) -> bytes | None:
+        self.asked.append("read")
+        return super().read(ledger_id, key_epoch)
+
+    def write(self, ledger_id: str, key_epoch: int, wrapping_key: bytes) -> None:
+        self.asked.append("write")
+        super().write(ledger_id, key_epoch, wrapping_key)
+
+    def destroy(self, ledger_id: str, key_epoch: int, noise: bytes) -> None:
+        self.asked.append("destroy")
+        super().destroy(ledger_id, key_epoch, noise)
+
+
+def test_a_vault_is_asked_four_times_for_a_forget_or_a_rotation_and_once_for_an_opening(
+    opened, world
+):
+    service = Counting()
+    opened(key_vault=service).close()
+    service.asked.clear()
+
+    memory = opened(key_vault=service)
+    made = memory.remember("I live in Kyoto")
+    assert service.asked == ["read"]
+
+    for change in (lambda: memory.forget(made.record_id, 1), memory.rotate_keys):
+        service.asked.clear()
+        change()
+        memory.remember("It goes on")
+        memory.records()
+        assert service.asked == ["write", "read", "destroy", "read"]
+        world.move(seconds=3)
+
+
+def test_a_slot_that_keeps_nothing_leaves_the_key_before_in_force(opened, monkeypatch):
+    memory = opened()
+    with monkeypatch.context() as lost:
+        lost.setattr(SlotFile, "write", lambda *_: None)
+        with pytest.raises(StorageFault, match="did not keep"):
+            memory.rotate_keys()
+    assert memory.status().key_epoch == 1
+
+    assert memory.rotate_keys() == 2
+    assert memory.audit.verify().findings == ()
+
+
+def opened_with(memory: Memory, folder: dict[str, Path]) -> "sqlite3.Connection":
+    """Another program's connection to the key file."""
+    memory.close()
+    return sqlite3.connect(folder["data"] / SPACE / "keys.db", isolation_level=None)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sqlite_files._PRAGMAS, "busy_timeout", 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_is_kept_after_a_change_that_failed_is_under_the_passphrase_in_force(
+    locked, opened, folder
+):
+    with closing(opened_with(locked, folder)) as other:
+        memory = opened(passphrase=FIRST)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageFault, match="key file could not be written"):
+            memory.set_passphrase(SECOND)
+        other.execute("ROLLBACK")
+    kept = memory.remember("I live in Kyoto")
+    memory.close()
+
+    memory = opened(passphrase=FIRST)
+
+    assert memory.read(kept.record_id).record.content == "I live in Kyoto"
+    assert memory.audit.verify().findings == ()
+    assert set(slots_of(folder).read()) == {1}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_opening_hides_no_fault_of_the_key_file_in_a_rotation_that_it_ends(
+    opened, folder, world
+):
+    memory = opened()
+    kept = memory.remember("I live in Kyoto")
+    world.at_step = stopping("rotate:slot-written")
+    with pytest.raises(Stopped):
+        memory.rotate_keys()
+    world.at_step = stopping("")
+
+    with closing(opened_with(memory, folder)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageFault, match="key file could not be written"):
+            opened()
+
+    memory = opened()
+    assert memory.status().key_epoch == 2
+    assert memory.read(kept.record_id).record.content == "I live in Kyoto"
+
+
+def test_an_opening_hides_no_vault_that_fails_before_a_rotation_has_a_key_in_force(opened, world):
+    service = Counting()
+    memory = opened(key_vault=service)
+    world.at_step = stopping("rotate:slot-written")
+    with pytest.raises(Stopped):
+        memory.rotate_keys()
+    world.at_step = stopping("")
+    memory.close()
+    service.asked = FailingAt(3)
+
+    with pytest.raises(StorageFault, match=r"^kms"):
+        opened(key_vault=service)
+
+    service.asked = []
+    assert opened(key_vault=service).status().key_epoch == 2
+
+
+class FailingAt(list):
+    """Takes so many notes less one, and fails then."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._left = count
+
+    def append(self, note: str) -> None:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError(note)
 
 
 @pytest.mark.parametrize("fault", ["read fails", "short", "text"])

@@ -16,6 +16,7 @@ from memoranda.tools.render import (
     finding_table,
     history_table,
     line,
+    overdue_line,
     pairs,
     record_page,
     record_table,
@@ -144,6 +145,7 @@ def status(context: typer.Context, *, _json: Json = False) -> Answer | Refused:
             ("records", records or "none"),
             ("waiting", f"{waiting}: `memoranda candidates`" if waiting else "nothing"),
             *([("unfinished", f"{left}: `memoranda operations`")] if left else []),
+            *([("overdue", overdue_line(counts.overdue))] if counts.overdue else []),
             ("keys", f"{counts.keys}, under key epoch {counts.key_epoch}"),
             *((name, line(f"{it['folder']}, {it['bytes']:,} bytes")) for name, it in disk.items()),
         ]

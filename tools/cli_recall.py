@@ -10,7 +10,7 @@ from memoranda.ledger.errors import Refused
 from memoranda.projections.unseen import visible
 from memoranda.tools.cli_answers import Answer
 from memoranda.tools.cli_run import Json, run_of
-from memoranda.tools.render import line, pairs, proof_page, record_table, zone_page
+from memoranda.tools.render import line, overdue_line, pairs, proof_page, record_table, zone_page
 
 if TYPE_CHECKING:
     from memoranda.projections.history import RecordRead
@@ -131,13 +131,16 @@ def forgotten(
     """List what was forgotten: tombstones, which tell nothing of what they buried."""
     with run_of(context).memory() as memory:
         page = memory.query(status="forgotten", include_inactive=True, limit=limit, cursor=cursor)
+        overdue = memory.status().overdue
     if isinstance(page, Refused):
         return page
     rows = [(visible(read.record.id), line(_burial(read))) for read in page.records]
     shown = [pairs(rows) if rows else line("Nothing was forgotten.")]
     if any(read.forgotten and read.forgotten.held for read in page.records):
         shown.append(line("`memoranda forgotten take-back RECORD` gives back what is held."))
-    return Answer(page.model_dump(mode="json"), shown)
+    if overdue:
+        shown.append(line(f"{overdue_line(overdue)}.", "yellow"))
+    return Answer({**page.model_dump(mode="json"), "overdue": overdue}, shown)
 
 
 def _burial(read: "RecordRead") -> str:

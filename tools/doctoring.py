@@ -40,7 +40,7 @@ def examined(parts: Parts) -> tuple[Check, ...]:
         _anchor(log),
         _journal(log),
         _erasures(log),
-        *_held(log),
+        *_held(parts),
         _operations(parts),
         *_earlier_store(parts),
         *_backups(log),
@@ -106,8 +106,8 @@ def _erasures(log: Log) -> Check:
     return _fine("erasures", "everything that was forgotten is erased")
 
 
-def _held(log: Log) -> Iterator[Check]:
-    with log.reading() as store:
+def _held(parts: Parts) -> Iterator[Check]:
+    with parts.log.reading() as store:
         ends = [until_of(it) for it in all_held(store)]
     if ends:
         last = time_text(moment_of(max(ends)))
@@ -116,6 +116,9 @@ def _held(log: Log) -> Iterator[Check]:
             " `memoranda forgotten list` shows them, `memoranda forgotten finish --now` ends it"
         )
         yield Check(name="held", level="note", message=message)
+    if overdue := parts.forgetting.overdue():
+        message = f"{overdue} past the window: the host that wrote last has not come back"
+        yield _finding("overdue", f"{message}; `memoranda forgotten finish --now` lets go of them")
 
 
 def _operations(parts: Parts) -> Check:

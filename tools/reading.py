@@ -31,6 +31,8 @@ class Status(Value):
     keys: int
     records: dict[str, int]
     unfinished: int
+    overdue: int
+    """How many forgets are held past their windows, as the host that wrote last is away."""
 
 
 class Reading(Seat):
@@ -159,6 +161,7 @@ class Reading(Seat):
             keys=self._parts.log.key_count(),
             records=self._parts.records.counts(),
             unfinished=self._parts.unfinished.count(),
+            overdue=self._parts.forgetting.overdue(),
         )
 
     def old_bundles(self) -> tuple[str, ...]:

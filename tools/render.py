@@ -97,6 +97,12 @@ def record_table(reads: Sequence["RecordRead"]) -> Table:
     return table
 
 
+def overdue_line(count: int) -> str:
+    """That forgets are held past their windows, why, and what ends it."""
+    away = "the host that wrote last has not come back"
+    return f"{count} held past the window: {away}; `memoranda forgotten finish --now`"
+
+
 def erasure_lines(receipt: "Receipt | SweepReport") -> list[RenderableType]:
     """How far a forget's erasure is, and what it did not take; nothing for other receipts."""
     copies = getattr(receipt, "copies", ())
