@@ -11,7 +11,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from memoranda.ledger import chain
 from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.bundles import occupied, read_bundle
 from memoranda.ledger.entries import Head
 from memoranda.ledger.errors import (
     IntegrityFault,
@@ -31,6 +32,7 @@ from memoranda.ledger.events import SpaceForgotten, Value
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import path_of
+from memoranda.ledger.replaying import check_rows, named_keys
 from memoranda.ledger.slots import open_regular, read_file, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
@@ -127,13 +129,14 @@ class Backups:
         if refused := self._refusal(folder, keep):
             return refused
         self._log.head()  # refuses before anything is put there
-        self._log.refuse_anothers(self._known(str(folder)))
+        destination = followed(self._log, self._known(str(folder)))
+        self._log.refuse_anothers(destination)
         inner = folder / self._log.space
         inner.mkdir(mode=0o700, parents=True, exist_ok=True)
         manifest = manifest_of(self._log, inner) or Manifest(data_set=self._log.data_set)
         with self._log.exclusive():
             # Listed first: from here on, no forget says that it reached every bundle.
-            destination = self._listed(str(folder), keep)
+            destination = self._listed(destination, keep)
         self._stamps.step("backup:listed")
         made = self._copied(inner)
         self._log.write_bundle(destination)
@@ -172,8 +175,7 @@ class Backups:
         made = Destination(path=path, keep=KEEP_DEFAULT, data_set=self._log.data_set)
         return known.get(path) or made
 
-    def _listed(self, path: str, keep: int | None) -> Destination:
-        destination = self._known(path)
+    def _listed(self, destination: Destination, keep: int | None) -> Destination:
         destination = destination.model_copy(update={"keep": keep or destination.keep})
         self._log.copies.put(destination)
         return destination
@@ -218,14 +220,31 @@ def manifest_of(log: Log, inner: Path) -> Manifest | None:
         if manifest is None:
             return None
         if manifest.data_set != log.data_set:
-            message = "another ledger's backups are there; choose another folder"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
+            raise occupied("another ledger's", log.space)
         manifest.check(log.bundle_key)
     except IntegrityFault as fault:
         # Not begun anew in its place: that would let go of every copy that it named.
         message = f"{fault}: move the folder {inner.name} there away, or choose another folder"
         raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message)) from fault
     return manifest
+
+
+def followed(log: Log, destination: Destination) -> Destination:
+    """The destination, marked as one to go on with where its bundle says nothing new to us.
+
+    Every forget of it is known here, and every key: as it is here, or from an older key epoch.
+    """
+    mark, journal = "", log.journal.read()
+    with suppress(IntegrityFault):
+        bundle = read_bundle(Path(destination.path) / log.space)
+        check_rows(journal)
+        here, gone = set(log.key_rows()), named_keys(journal)
+        epochs = {key_id: key_epoch for key_id, key_epoch, _ in here}
+        others = (it for it in bundle.keys if it not in here and it[0] not in gone)
+        is_older = all(key_epoch < epochs.get(key_id, 0) for key_id, key_epoch, _ in others)
+        if is_older and set(bundle.journal) <= set(journal):
+            mark = bundle.mark.hex()
+    return destination.model_copy(update={"mark": mark})
 
 
 def put_line_last(log: Log, inner: Path) -> None:

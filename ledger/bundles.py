@@ -122,13 +122,15 @@ def whose_bundle(destination: Destination, space: str, chain_at: ChainAt) -> Who
 
 def refuse_anothers(destination: Destination, space: str, chain_at: ChainAt) -> None:
     """Raises RefusedError (F36) for a destination where the bundle is not ours to replace."""
-    message = {
-        "another line's": "another line of this ledger backs up there; choose another folder, or"
-        f" move {space} there away",
-        "another ledger's": "another ledger's backups are there; choose another folder",
-    }.get(whose_bundle(destination, space, chain_at))
-    if message:
-        raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
+    whose = whose_bundle(destination, space, chain_at)
+    if whose != "ours":
+        raise occupied(whose, space)
+
+
+def occupied(whose: Whose, space: str) -> RefusedError:
+    """The refusal of a destination that is somebody else's, and the two ways out."""
+    message = f"{whose} backups are there; choose another folder, or move {space} there away"
+    return RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
 
 
 def read_bundle(folder: Path) -> KeyBundle:

@@ -14,6 +14,7 @@ from memoranda.ledger.backups import (
     KEEP_DEFAULT,
     LogCopy,
     Manifest,
+    followed,
     is_as_made,
     put_line_last,
     read_manifest,
@@ -341,25 +342,10 @@ class Restoring:
         made = Destination(path=folder, keep=KEEP_DEFAULT, data_set=bundle.data_set)
         known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
         for destination in known.values():
-            inner, mark = Path(destination.path) / self._place.space, ""
-            # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
-            with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
-                there = read_bundle(inner)
-                if self._holds_all(log, there):
-                    mark = there.mark.hex()
-                if destination.path == folder:
-                    put_line_last(log, inner)
-            log.copies.put(destination.model_copy(update={"key_epoch": 0, "mark": mark}))
-
-    def _holds_all(self, log: Log, bundle: KeyBundle) -> bool:
-        """Whether a bundle has no key epoch, no key and no forget that is not known here."""
-        journal = log.journal.read()
-        path = self._place.data / "keys.db"
-        with closing(Keyring(path, self._place.space, self._vault, self._stamps)) as keyring:
-            here = {key_id for key_id, _, _ in keyring.rows()} | named_keys(journal)
-            is_newer = bundle.key_epoch > keyring.key_epoch
-        keys = {key_id for key_id, _, _ in bundle.keys}
-        return not is_newer and keys <= here and set(bundle.journal) <= set(journal)
+            log.copies.put(followed(log, destination).model_copy(update={"key_epoch": 0}))
+        # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
+        with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+            put_line_last(log, Path(folder) / self._place.space)
 
 
 def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:

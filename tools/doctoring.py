@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from memoranda.ledger.backups import is_as_made, manifest_of, verify_listed
+from memoranda.ledger.backups import followed, is_as_made, manifest_of, verify_listed
 from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
@@ -80,7 +80,7 @@ def _files(log: Log) -> Iterator[Path]:
 
 
 def _anchor(log: Log) -> Check:
-    anchor, head = log.anchor(), log.head()
+    anchor, head = log.anchor.read(), log.head()
     if anchor is None and head.position > ANCHOR_EVENTS:
         return _finding("anchor", "missing: an older copy of the log would not be noticed")
     position = anchor.position if anchor else 0
@@ -177,7 +177,7 @@ def _read_backup(log: Log, destination: Destination) -> None:
     """Raises what is wrong with a destination; the newest copy, which a restore takes, is whole."""
     folder = Path(destination.path) / log.space
     bundle = read_bundle(folder)
-    log.refuse_anothers(destination)
+    log.refuse_anothers(followed(log, destination))
     bundle.check(log.bundle_key)
     if bundle.key_epoch != log.head().key_epoch:
         raise IntegrityFault("the key bundle is older than the last key rotation")
