@@ -7,19 +7,19 @@ key of the ledger: whoever may write to the folder makes no copy that a restore 
 
 import hashlib
 import hmac
+import json
 import logging
 import os
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from memoranda.ledger import chain
 from memoranda.ledger.authority import Caller, PersonClient
-from memoranda.ledger.bundles import occupied, read_bundle
+from memoranda.ledger.bundles import check_format, occupied, read_bundle
 from memoranda.ledger.entries import Head
 from memoranda.ledger.errors import (
     IntegrityFault,
@@ -42,6 +42,7 @@ from memoranda.ledger.witness import Destination, replace_file
 KEEP_DEFAULT = 7
 KEEP_MAX = 10_000
 MANIFEST = "manifest.json"
+FORMAT = "memoranda-backup/2"
 PAGE = 1000
 
 
@@ -65,7 +66,7 @@ class Manifest(Value):
     The last copy is the newest one, wherever its line of the log ends.
     """
 
-    format: Literal["memoranda-backup/2"] = "memoranda-backup/2"
+    format: str = FORMAT
     data_set: str
     copies: tuple[LogCopy, ...] = ()
     mark: str = ""
@@ -266,19 +267,13 @@ def _put_manifest(inner: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(inner: Path) -> Manifest | None:
-    """What a destination says it holds, whoever wrote it there; raises IntegrityFault.
+    """What a destination says it holds, whoever wrote it there; raises IntegrityFault."""
+    return read_file(inner / MANIFEST, MANIFEST, _manifest)
 
-    Raises RefusedError for another version's.
-    """
-    try:
-        return read_file(inner / MANIFEST, MANIFEST, Manifest.model_validate_json)
-    except IntegrityFault as fault:
-        why = fault.__cause__
-        wrong = why.errors(include_input=False) if isinstance(why, ValidationError) else ()
-        message = f"{MANIFEST} cannot be read"
-        if any(it["loc"] == ("format",) for it in wrong):
-            raise RefusedError(Refused(Refusal.SCHEMA_NEWER, "backup", message)) from fault
-        raise IntegrityFault(message) from fault
+
+def _manifest(stored: bytes) -> Manifest:
+    check_format(json.loads(stored)["format"], FORMAT, MANIFEST)
+    return Manifest.model_validate_json(stored)
 
 
 def verify_listed(inner: Path, copy: LogCopy, space: str) -> None:

@@ -144,8 +144,7 @@ def read_bundle(folder: Path) -> KeyBundle:
 def _bundle(stored: bytes) -> KeyBundle:
     mark, _, content = stored.partition(b"\n")
     said = json.loads(content)
-    if said["format"] != FORMAT:
-        raise IntegrityFault("the key bundle has a format that this version does not know")
+    check_format(said["format"], FORMAT, "the key bundle")
     return KeyBundle(
         data_set=str(said["data_set"]),
         key_epoch=key_epoch_of(said["key_epoch"]),
@@ -156,6 +155,15 @@ def _bundle(stored: bytes) -> KeyBundle:
         content=content,
         mark=bytes.fromhex(mark.decode()),
     )
+
+
+def check_format(said: object, ours: str, what: str) -> None:
+    """Raises IntegrityFault for the format of any other version, one of DAMAGE for no format."""
+    if said != ours:
+        name, _, number = ours.rpartition("/")
+        is_older = int(str(said).removeprefix(f"{name}/")) < int(number)
+        which = "an older format" if is_older else "a newer format"
+        raise IntegrityFault(f"{what} has {which}, which this version cannot read")
 
 
 def _overwrite(descriptor: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -624,6 +625,32 @@ def test_a_torn_or_changed_list_of_copies_lets_go_of_none_and_the_way_out_is_nam
     (away / SPACE).rename(tmp_path / "moved away")
     assert isinstance(memory.backup(away), BackupReport)
     assert [it for it in memory.doctor() if it.level == "finding"] == []
+
+
+@pytest.mark.parametrize(("by", "which"), [(-1, "an older"), (1, "a newer")])
+@pytest.mark.parametrize(("name", "kind"), [("manifest.json", "backup"), (FILE_NAME, "keys")])
+def test_what_another_version_wrote_is_called_older_or_newer_and_never_damaged(
+    memory, away, elsewhere, restored, name, kind, by, which
+):
+    memory.backup(away)
+    path = away / SPACE / name
+    other = re.sub(
+        f"(?<=memoranda-{kind}/)[0-9]+", lambda it: str(int(it[0]) + by), path.read_text()
+    )
+    path.write_text(other)
+    words = f"has {which} format, which this version cannot read"
+
+    answer = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (answer.refusal.number, answer.field, words in answer.message) == ("F38", "backup", True)
+    (told,) = [it for it in memory.doctor() if it.name == "backup"]
+    assert words in told.message
+    if name == "manifest.json":
+        kept = contents(away)
+        refused = memory.backup(away)
+        assert (refused.code, words in refused.message) == ("invalid_request", True)
+        assert f"move the folder {SPACE} there away" in refused.message
+        assert contents(away) == kept
 
 
 # -- on a machine that has a state ----------------------------------------------------------------
