@@ -63,12 +63,14 @@ class LogCopy(Value):
 class Manifest(Value):
     """What a destination holds of one ledger, in the order it was made; nothing that was said.
 
-    The last copy is the newest one, wherever its line of the log ends.
+    The last copy is the newest one, wherever its line of the log ends. `keep` is how many of them
+    stay, whichever machine backs up there.
     """
 
     format: str = FORMAT
     data_set: str
     copies: tuple[LogCopy, ...] = ()
+    keep: int | None = Field(None, ge=1, le=KEEP_MAX)
     mark: str = ""
 
     def of(self, copies: Iterable[LogCopy], key: bytes) -> "Manifest":
@@ -83,7 +85,8 @@ class Manifest(Value):
 
     def marked_with(self, key: bytes) -> str:
         """The mark (hex) that who has the key makes."""
-        return hmac.digest(key, self.model_dump_json(exclude={"mark"}).encode(), "sha256").hex()
+        said = self.model_dump_json(exclude={"mark"}, exclude_none=True)
+        return hmac.digest(key, said.encode(), "sha256").hex()
 
 
 class BackupReport(Value):
@@ -137,13 +140,14 @@ class Backups:
         manifest = manifest_of(self._log, inner) or Manifest(data_set=self._log.data_set)
         with self._log.exclusive():
             # Listed first: from here on, no forget says that it reached every bundle.
-            destination = self._listed(destination, keep)
+            destination = self._listed(destination, keep or manifest.keep)
         self._stamps.step("backup:listed")
         made = self._copied(inner)
         self._log.write_bundle(destination)
         self._stamps.step("backup:bundled")
         copies = [it for it in manifest.copies if it.chain != made.chain]
         kept = (*copies, made)[-destination.keep :]
+        manifest = manifest.model_copy(update={"keep": destination.keep})
         _put_manifest(inner, manifest.of(kept, self._log.bundle_key))
         self._stamps.step("backup:noted")
         _drop_others(inner, {it.file for it in kept})

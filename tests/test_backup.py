@@ -110,6 +110,26 @@ def test_a_destination_keeps_as_many_logs_as_it_was_told_and_one_bundle(memory, 
     assert sorted(it["file"] for it in manifest["copies"]) == log_names(away)
 
 
+def test_how_many_logs_a_destination_keeps_outlives_the_machine_that_was_told(
+    opened, away, elsewhere, restored, world
+):
+    memory = opened()
+    for n in range(9):
+        memory.remember(f"fact {n}")
+        memory.backup(away, keep=30 if n == 0 else None)
+    code = memory.recovery_code
+    memory.close()
+    assert restored(elsewhere, away, code=code).is_served
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as new:
+        new.remember(OTHER)
+
+        made = new.backup(away)
+
+        assert (made.kept, made.removed) == (10, 0)
+        fewer = new.backup(away, keep=2)
+        assert (fewer.kept, fewer.removed) == (2, 8)
+
+
 def log_names(away: Path) -> list[str]:
     return sorted(path.name for path in (away / SPACE).glob("log*"))
 
