@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -44,6 +44,7 @@ KEEP_MAX = 10_000
 MANIFEST = "manifest.json"
 FORMAT = "memoranda-backup/2"
 PAGE = 1000
+PIECE_BYTES = 1 << 20
 
 
 class LogCopy(Value):
@@ -280,19 +281,36 @@ def _manifest(stored: bytes) -> Manifest:
     return Manifest.model_validate_json(stored)
 
 
-def verify_listed(inner: Path, copy: LogCopy, space: str) -> None:
+def take_copy(there: Path, own: Path) -> None:
+    """Reads a copy of the log once, into a file of ours; raises IntegrityFault.
+
+    Whoever may write to a destination may change what lies there between two looks at it.
+    """
+    with own.open("wb") as file:
+        file.writelines(_pieces(there))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            yield from iter(lambda: file.read(PIECE_BYTES), b"")
+    except OSError as error:
+        raise IntegrityFault("the copy of the log is missing or cannot be read") from error
+
+
+def verify_listed(path: Path, copy: LogCopy, space: str) -> None:
     """Reads a copy of the manifest whole; raises IntegrityFault unless it is the one it names.
 
     The chain says nothing of sealed bodies; whether they are as they were, `is_as_made` says.
     """
-    head = verify_copy(inner / copy.file, space)
+    head = verify_copy(path, space)
     if (head.position, head.chain.hex()) != (copy.position, copy.chain):
         raise IntegrityFault("the copy of the log is not the one of the manifest")
 
 
-def is_as_made(inner: Path, copy: LogCopy) -> bool:
+def is_as_made(path: Path, copy: LogCopy) -> bool:
     """Whether every byte of a copy is as it was when it was made."""
-    return _digest(inner / copy.file) == copy.sha256
+    return _digest(path) == copy.sha256
 
 
 def _digest(path: Path) -> str:

@@ -4,11 +4,13 @@ Until it has ended a mark stands in the state folder, and the ledger opens for n
 step may be repeated: a second run begins with the same copy and comes to the same end.
 """
 
-from collections.abc import Sequence
-from contextlib import closing, suppress
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import mkstemp
 
 from memoranda.ledger.backups import (
     KEEP_DEFAULT,
@@ -18,6 +20,7 @@ from memoranda.ledger.backups import (
     is_as_made,
     put_line_last,
     read_manifest,
+    take_copy,
     verify_listed,
 )
 from memoranda.ledger.bundles import KeyBundle, read_bundle
@@ -80,7 +83,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A backup that was read and verified."""
+    """A backup that was read and verified; `path` is a copy of its log that is ours."""
 
     copy: LogCopy
     path: Path
@@ -110,15 +113,15 @@ class Restoring:
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
         """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
         try:
-            source = self._source(folder, asked)
-            with suppress(RefusedError):
-                self._vault.unlock()  # what does not open is asked for by its code
-            wrapping_key = self._wrapping_key(source, asked.code)
-            for own in (self._place.data, self._place.state):
-                make_folder(own)
-            with self._lock.held():
-                before = self._put(source, wrapping_key, force=asked.force)
-            restored = self._replayed(source, before, str(folder))
+            with self._own_file() as own:
+                source = self._source(folder, asked, own)
+                with suppress(RefusedError):
+                    self._vault.unlock()  # what does not open is asked for by its code
+                wrapping_key = self._wrapping_key(source, asked.code)
+                make_folder(self._place.state)
+                with self._lock.held():
+                    before = self._put(source, wrapping_key, force=asked.force)
+                restored = self._replayed(source, before, str(folder))
             is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
             return restored.model_copy(update={"lacks_passphrase": is_in_slot})
         except RefusedError as error:
@@ -132,7 +135,25 @@ class Restoring:
 
     # -- what is restored -------------------------------------------------------------------
 
-    def _source(self, folder: Path, asked: Asked) -> _Source:
+    @contextmanager
+    def _own_file(self) -> Iterator[Path]:
+        """Where the copy lies while it is verified and put in place; nothing of it stays."""
+        data = self._place.data
+        made = [it for it in (data, *data.parents) if not it.exists()]
+        make_folder(data)
+        for left in data.glob("restoring-*.db"):  # by one that a crash stopped
+            left.unlink(missing_ok=True)
+        descriptor, name = mkstemp(".db", "restoring-", data)
+        os.close(descriptor)
+        try:
+            yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
+            with suppress(OSError):  # none is empty any more, unless it was refused
+                for folder in made:
+                    folder.rmdir()
+
+    def _source(self, folder: Path, asked: Asked, own: Path) -> _Source:
         inner = folder / self._place.space
         try:
             manifest = read_manifest(inner)
@@ -140,8 +161,9 @@ class Restoring:
             copy = _newest(copies, asked.position)
             if manifest is None or copy is None:
                 raise _refused("backup", "there is no such backup of this space in the folder")
-            verify_listed(inner, copy, self._place.space)
-            if not asked.force and not is_as_made(inner, copy):
+            take_copy(inner / copy.file, own)
+            verify_listed(own, copy, self._place.space)
+            if not asked.force and not is_as_made(own, copy):
                 message = "the copy of the log was damaged or changed; --force puts in place what"
                 raise _refused("backup", f"{message} its chain vouches for")
             bundle = read_bundle(inner)
@@ -149,7 +171,7 @@ class Restoring:
             raise _refused("backup", str(fault)) from fault
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
-        return _Source(copy, inner / copy.file, bundle, manifest)
+        return _Source(copy, own, bundle, manifest)
 
     def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
         """What opens the bundle; None where the key file here, which is newer, serves instead."""

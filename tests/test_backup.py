@@ -266,7 +266,7 @@ def test_a_damaged_copy_of_the_log_is_refused(memory, away, elsewhere, restored,
 
     assert isinstance(answer, Refused)
     assert answer.refusal.number == "F38"
-    assert not (elsewhere["data"] / SPACE).exists()
+    assert not elsewhere["data"].parent.exists()
 
 
 # -- on an empty machine --------------------------------------------------------------------------
@@ -1202,6 +1202,7 @@ def test_a_restore_that_a_crash_stops_at_any_step_ends_the_same_when_it_is_repea
         assert isinstance(report, RestoreReport), (place, name, report)
         told = (report.forgotten_again, report.messages_lost, report.findings)
         assert told == (1, 0, ()), (place, name)
+        assert list((where["data"] / SPACE).glob("restoring-*")) == []
         with open_memory(SPACE, **where, stamps=world.stamps) as back:
             nothing_is_left(back, made.record_id)
 

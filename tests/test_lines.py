@@ -63,6 +63,10 @@ def findings(memory: Memory) -> dict[str, str]:
     return {it.name: it.message for it in memory.doctor() if it.level == "finding"}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {it.name: it.read_bytes() for it in (folder / SPACE).iterdir()}
+
+
 def bundle_of(folder: Path) -> bytes:
     return (folder / SPACE / FILE_NAME).read_bytes()
 
@@ -179,6 +183,37 @@ def test_what_a_copy_says_of_the_end_of_its_space_ends_no_keys(
     assert (answer.refusal.number, answer.field) == ("F38", "space")
     assert bundle_of(away) == kept
     assert (folder["state"] / SPACE / "slots").read_bytes() == slots
+
+
+def put_another_log(folder: Path) -> None:
+    path = folder / SPACE / read_manifest(folder / SPACE).copies[-1].file
+    shutil.copy(path, folder / "swapped")
+    with closing(sqlite3.connect(folder / "swapped")) as raw:
+        raw.execute("DELETE FROM bodies")
+        raw.commit()
+    (folder / "swapped").replace(path)
+
+
+@pytest.mark.parametrize("swap", [lambda it: take_a_body_out(it, ""), put_another_log])
+def test_what_is_put_in_place_is_what_was_verified_whatever_becomes_of_the_copy_meanwhile(
+    opened, away, elsewhere, restored, on, world, swap
+):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    code = memory.recovery_code
+    memory.close()
+    kept = contents(away)
+    world.at_step = lambda name: swap(away) if name == "restore:marked" else None
+
+    report = restored(elsewhere, away, code=code)
+
+    world.at_step = lambda _: None
+    assert contents(away) != kept
+    assert (report.findings, report.is_served) == ((), True)
+    with on(elsewhere) as back:
+        assert facts(back) == [OTHER]
+    assert list((elsewhere["data"] / SPACE).glob("restoring-*")) == []
 
 
 # -- which copy is the newest ---------------------------------------------------------------------

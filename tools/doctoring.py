@@ -188,8 +188,8 @@ def _read_backup(log: Log, destination: Destination) -> None:
         if not (folder / copy.file).is_file():
             raise IntegrityFault(f"{copy.file} is missing")
     newest = manifest.copies[-1]
-    verify_listed(folder, newest, log.space)
-    if not is_as_made(folder, newest):
+    verify_listed(folder / newest.file, newest, log.space)
+    if not is_as_made(folder / newest.file, newest):
         raise IntegrityFault("the newest copy there was damaged or changed")
     with log.reading() as store:
         is_ours = store.chain_at(newest.position) == bytes.fromhex(newest.chain)
