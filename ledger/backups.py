@@ -19,7 +19,7 @@ from pydantic import Field
 
 from memoranda.ledger import chain
 from memoranda.ledger.authority import Caller, PersonClient
-from memoranda.ledger.bundles import check_format, occupied, read_bundle
+from memoranda.ledger.bundles import FILE_NAME, check_format, occupied, read_bundle
 from memoranda.ledger.entries import Head
 from memoranda.ledger.errors import (
     IntegrityFault,
@@ -129,6 +129,29 @@ class Backups:
         outcome = "refused" if isinstance(answer, Refused) else "made"
         say(logging.INFO, "backup", outcome=outcome)
         return answer
+
+    def is_gone(self, caller: Caller, path: Path | str) -> tuple[str, ...] | Refused:
+        """Takes a backup folder, or an export, off the list of copies; the paths left on it.
+
+        Only the person can know that it is gone. What can be seen there is refused.
+        """
+        if not isinstance(caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
+        try:
+            target = path_of(path, "path")
+            if target.is_file() or os.path.lexists(target / self._log.space / FILE_NAME):
+                return Refused(Refusal.INVALID_REQUEST, "path", "is still there; remove it first")
+            with self._log.exclusive():
+                is_known = self._log.copies.drop(str(target))
+                left = self._log.copies.read().paths
+        except RefusedError as error:
+            return error.refused
+        except OSError as error:
+            return Refused(Refusal.READ_ONLY, "path", error.strerror)
+        if not is_known:
+            return Refused(Refusal.INVALID_REQUEST, "path", "is no copy that the ledger knows of")
+        say(logging.INFO, "copy", outcome="gone")
+        return left
 
     def _made(self, folder: Path, keep: int | None) -> BackupReport | Refused:
         if refused := self._refusal(folder, keep):

@@ -523,6 +523,55 @@ def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
         assert facts(back) == [FACT]
 
 
+@pytest.fixture
+def lost(opened, away, tmp_path) -> tuple[Memory, str, Path]:
+    """A fact forgotten since it went into a backup that is lost and an export that is there."""
+    memory, file = opened(), tmp_path / "export.jsonl"
+    made = memory.remember(FACT)
+    memory.backup(away)
+    memory.export(file)
+    away.rename(tmp_path / "lost")
+    assert memory.forget(made.record_id, 1, operation_id="op-forget").erased_at
+    return memory, made.record_id, file
+
+
+def test_a_copy_that_the_person_says_is_gone_is_named_by_no_forget_until_it_is_made_again(
+    lost, away
+):
+    memory, record_id, file = lost
+
+    def named() -> list[bool]:
+        copies = memory.forget(record_id, 1, operation_id="op-forget").copies
+        return [any(str(it) in copy for copy in copies) for it in (away, file)]
+
+    assert named() == [True, True]
+    assert memory.copy_is_gone(away) == (str(file),)
+    assert (named(), memory.old_bundles()) == ([False, True], ())
+    file.unlink()
+    assert memory.copy_is_gone(file) == ()
+    assert named() == [False, False]
+
+    memory.backup(away)
+    (away / SPACE).rename(away / "lost again")
+    memory.rotate_keys()
+    assert memory.old_bundles() == (str(away),)
+
+
+def test_only_the_person_says_that_a_copy_is_gone_and_of_none_that_can_be_seen(lost, away):
+    memory, _, file = lost
+    memory.backup(away)
+    known = memory._parts.log.copies.read()
+    session = memory.acting_as(ModelSession("s-main-1", "agent-main"))
+
+    refused = [memory.copy_is_gone(it) for it in (away, file, file.with_name("no copy"))]
+    others = session.copy_is_gone(away)
+
+    assert [(it.code, it.field) for it in refused] == [("invalid_request", "path")] * 3
+    assert [it.message[:5] for it in refused] == ["is st", "is st", "is no"]
+    assert others.code == "not_authorized"
+    assert memory._parts.log.copies.read() == known
+
+
 def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
     opened, tables, away, tmp_path, elsewhere, restored
 ):

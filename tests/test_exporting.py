@@ -247,9 +247,10 @@ def test_what_is_no_path_is_refused_by_every_verb_that_takes_one(life, folder, p
     settings = load_settings(space=SPACE, **folder)
 
     answers = [life.export(path), life.backup(path), restore(settings, Stamps(), path)]
+    answers.append(life.copy_is_gone(path))
 
     fields = [(it.code, it.field) for it in answers]
-    assert fields == [("invalid_request", it) for it in ("path", "destination", "backup")]
+    assert fields == [("invalid_request", it) for it in ("path", "destination", "backup", "path")]
 
 
 def test_what_else_no_export_or_backup_can_use_is_refused(life, file, tmp_path):
