@@ -130,8 +130,8 @@ class Backups:
         say(logging.INFO, "backup", outcome=outcome)
         return answer
 
-    def is_gone(self, caller: Caller, path: Path | str) -> tuple[str, ...] | Refused:
-        """Takes a backup folder, or an export, off the list of copies; the paths left on it.
+    def strike(self, caller: Caller, path: Path | str) -> tuple[str, ...] | Refused:
+        """Strikes a backup folder, or an export, off the list of copies; the paths left on it.
 
         Only the person can know that it is gone. What can be seen there is refused.
         """

@@ -4,6 +4,7 @@ Until it has ended a mark stands in the state folder, and the ledger opens for n
 step may be repeated: a second run begins with the same copy and comes to the same end.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -42,7 +43,7 @@ from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
-from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, usable
+from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
@@ -141,12 +142,15 @@ class Restoring:
         data = self._place.data
         made = [it for it in (data, *data.parents) if not it.exists()]
         make_folder(data)
-        for left in data.glob("restoring-*.db"):  # by one that a crash stopped
-            left.unlink(missing_ok=True)
+        for left in data.glob("restoring-*.db"):
+            # One that is not held was left by a crash.
+            with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
+                left.unlink(missing_ok=True)
         descriptor, name = mkstemp(".db", "restoring-", data)
         os.close(descriptor)
         try:
-            yield Path(name)
+            with flocked(Path(name), fcntl.LOCK_EX, 0):
+                yield Path(name)
         finally:
             Path(name).unlink(missing_ok=True)
             with suppress(OSError):  # none is empty any more, unless it was refused

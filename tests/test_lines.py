@@ -216,6 +216,26 @@ def test_what_is_put_in_place_is_what_was_verified_whatever_becomes_of_the_copy_
     assert list((elsewhere["data"] / SPACE).glob("restoring-*")) == []
 
 
+def test_a_restore_leaves_the_copy_alone_that_another_one_is_at(
+    opened, away, elsewhere, restored, world
+):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    answers = []
+
+    def restore_too(name: str) -> None:
+        if name == "restore:marked" and not answers:
+            answers.append(None)
+            answers[0] = restored(elsewhere, away, code="no code")
+
+    world.at_step = restore_too
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert answers[0].field == "recovery"
+    assert (report.findings, report.is_served) == ((), True)
+
+
 # -- which copy is the newest ---------------------------------------------------------------------
 
 

@@ -170,7 +170,7 @@ class Memory(Writing, Reading):
 
         Refused while it can be seen there. The answer is which copies are left on the list.
         """
-        return self._parts.backups.is_gone(self.caller, path)
+        return self._parts.backups.strike(self.caller, path)
 
     def export(
         self, path: Path | str, *, form: Format = "jsonl", replace: bool = False
