@@ -7,18 +7,19 @@ key of the ledger: whoever may write to the folder makes no copy that a restore 
 
 import hashlib
 import hmac
+import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from memoranda.ledger import chain
 from memoranda.ledger.authority import Caller, PersonClient
+from memoranda.ledger.bundles import FILE_NAME, check_format, occupied, read_bundle
 from memoranda.ledger.entries import Head
 from memoranda.ledger.errors import (
     IntegrityFault,
@@ -31,6 +32,7 @@ from memoranda.ledger.events import SpaceForgotten, Value
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import path_of
+from memoranda.ledger.replaying import check_rows, named_keys
 from memoranda.ledger.slots import open_regular, read_file, sync_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
@@ -40,7 +42,9 @@ from memoranda.ledger.witness import Destination, replace_file
 KEEP_DEFAULT = 7
 KEEP_MAX = 10_000
 MANIFEST = "manifest.json"
+FORMAT = "memoranda-backup/2"
 PAGE = 1000
+PIECE_BYTES = 1 << 20
 
 
 class LogCopy(Value):
@@ -60,12 +64,14 @@ class LogCopy(Value):
 class Manifest(Value):
     """What a destination holds of one ledger, in the order it was made; nothing that was said.
 
-    The last copy is the newest one, wherever its line of the log ends.
+    The last copy is the newest one, wherever its line of the log ends. `keep` is how many of them
+    stay, whichever machine backs up there.
     """
 
-    format: Literal["memoranda-backup/2"] = "memoranda-backup/2"
+    format: str = FORMAT
     data_set: str
     copies: tuple[LogCopy, ...] = ()
+    keep: int | None = Field(None, ge=1, le=KEEP_MAX)
     mark: str = ""
 
     def of(self, copies: Iterable[LogCopy], key: bytes) -> "Manifest":
@@ -80,7 +86,8 @@ class Manifest(Value):
 
     def marked_with(self, key: bytes) -> str:
         """The mark (hex) that who has the key makes."""
-        return hmac.digest(key, self.model_dump_json(exclude={"mark"}).encode(), "sha256").hex()
+        said = self.model_dump_json(exclude={"mark"}, exclude_none=True)
+        return hmac.digest(key, said.encode(), "sha256").hex()
 
 
 class BackupReport(Value):
@@ -123,23 +130,48 @@ class Backups:
         say(logging.INFO, "backup", outcome=outcome)
         return answer
 
+    def strike(self, caller: Caller, path: Path | str) -> tuple[str, ...] | Refused:
+        """Strikes a backup folder, or an export, off the list of copies; the paths left on it.
+
+        Only the person can know that it is gone. What can be seen there is refused.
+        """
+        if not isinstance(caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
+        try:
+            target = path_of(path, "path")
+            if target.is_file() or os.path.lexists(target / self._log.space / FILE_NAME):
+                return Refused(Refusal.INVALID_REQUEST, "path", "is still there; remove it first")
+            with self._log.exclusive():
+                is_known = self._log.copies.drop(str(target))
+                left = self._log.copies.read().paths
+        except RefusedError as error:
+            return error.refused
+        except OSError as error:
+            return Refused(Refusal.READ_ONLY, "path", error.strerror)
+        if not is_known:
+            return Refused(Refusal.INVALID_REQUEST, "path", "is no copy that the ledger knows of")
+        say(logging.INFO, "copy", outcome="gone")
+        return left
+
     def _made(self, folder: Path, keep: int | None) -> BackupReport | Refused:
         if refused := self._refusal(folder, keep):
             return refused
         self._log.head()  # refuses before anything is put there
-        self._log.refuse_anothers(self._known(str(folder)))
+        destination = followed(self._log, self._known(str(folder)))
+        self._log.refuse_anothers(destination)
         inner = folder / self._log.space
         inner.mkdir(mode=0o700, parents=True, exist_ok=True)
         manifest = manifest_of(self._log, inner) or Manifest(data_set=self._log.data_set)
         with self._log.exclusive():
             # Listed first: from here on, no forget says that it reached every bundle.
-            destination = self._listed(str(folder), keep)
+            destination = self._listed(destination, keep or manifest.keep)
         self._stamps.step("backup:listed")
         made = self._copied(inner)
         self._log.write_bundle(destination)
         self._stamps.step("backup:bundled")
         copies = [it for it in manifest.copies if it.chain != made.chain]
         kept = (*copies, made)[-destination.keep :]
+        manifest = manifest.model_copy(update={"keep": destination.keep})
         _put_manifest(inner, manifest.of(kept, self._log.bundle_key))
         self._stamps.step("backup:noted")
         _drop_others(inner, {it.file for it in kept})
@@ -172,8 +204,7 @@ class Backups:
         made = Destination(path=path, keep=KEEP_DEFAULT, data_set=self._log.data_set)
         return known.get(path) or made
 
-    def _listed(self, path: str, keep: int | None) -> Destination:
-        destination = self._known(path)
+    def _listed(self, destination: Destination, keep: int | None) -> Destination:
         destination = destination.model_copy(update={"keep": keep or destination.keep})
         self._log.copies.put(destination)
         return destination
@@ -218,14 +249,31 @@ def manifest_of(log: Log, inner: Path) -> Manifest | None:
         if manifest is None:
             return None
         if manifest.data_set != log.data_set:
-            message = "another ledger's backups are there; choose another folder"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
+            raise occupied("another ledger's", log.space)
         manifest.check(log.bundle_key)
     except IntegrityFault as fault:
         # Not begun anew in its place: that would let go of every copy that it named.
         message = f"{fault}: move the folder {inner.name} there away, or choose another folder"
         raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message)) from fault
     return manifest
+
+
+def followed(log: Log, destination: Destination) -> Destination:
+    """The destination, marked as one to go on with where its bundle says nothing new to us.
+
+    Every forget of it is known here, and every key: as it is here, or from an older key epoch.
+    """
+    mark, journal = "", log.journal.read()
+    with suppress(IntegrityFault):
+        bundle = read_bundle(Path(destination.path) / log.space)
+        check_rows(journal)
+        here, gone = set(log.key_rows()), named_keys(journal)
+        epochs = {key_id: key_epoch for key_id, key_epoch, _ in here}
+        others = (it for it in bundle.keys if it not in here and it[0] not in gone)
+        is_older = all(key_epoch < epochs.get(key_id, 0) for key_id, key_epoch, _ in others)
+        if is_older and set(bundle.journal) <= set(journal):
+            mark = bundle.mark.hex()
+    return destination.model_copy(update={"mark": mark})
 
 
 def put_line_last(log: Log, inner: Path) -> None:
@@ -247,34 +295,45 @@ def _put_manifest(inner: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(inner: Path) -> Manifest | None:
-    """What a destination says it holds, whoever wrote it there; raises IntegrityFault.
+    """What a destination says it holds, whoever wrote it there; raises IntegrityFault."""
+    return read_file(inner / MANIFEST, MANIFEST, _manifest)
 
-    Raises RefusedError for another version's.
+
+def _manifest(stored: bytes) -> Manifest:
+    check_format(json.loads(stored)["format"], FORMAT, MANIFEST)
+    return Manifest.model_validate_json(stored)
+
+
+def take_copy(there: Path, own: Path) -> None:
+    """Reads a copy of the log once, into a file of ours; raises IntegrityFault.
+
+    Whoever may write to a destination may change what lies there between two looks at it.
     """
+    with own.open("wb") as file:
+        file.writelines(_pieces(there))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
     try:
-        return read_file(inner / MANIFEST, MANIFEST, Manifest.model_validate_json)
-    except IntegrityFault as fault:
-        why = fault.__cause__
-        wrong = why.errors(include_input=False) if isinstance(why, ValidationError) else ()
-        message = f"{MANIFEST} cannot be read"
-        if any(it["loc"] == ("format",) for it in wrong):
-            raise RefusedError(Refused(Refusal.SCHEMA_NEWER, "backup", message)) from fault
-        raise IntegrityFault(message) from fault
+        with os.fdopen(open_regular(path), "rb") as file:
+            yield from iter(lambda: file.read(PIECE_BYTES), b"")
+    except OSError as error:
+        raise IntegrityFault("the copy of the log is missing or cannot be read") from error
 
 
-def verify_listed(inner: Path, copy: LogCopy, space: str) -> None:
+def verify_listed(path: Path, copy: LogCopy, space: str) -> None:
     """Reads a copy of the manifest whole; raises IntegrityFault unless it is the one it names.
 
     The chain says nothing of sealed bodies; whether they are as they were, `is_as_made` says.
     """
-    head = verify_copy(inner / copy.file, space)
+    head = verify_copy(path, space)
     if (head.position, head.chain.hex()) != (copy.position, copy.chain):
         raise IntegrityFault("the copy of the log is not the one of the manifest")
 
 
-def is_as_made(inner: Path, copy: LogCopy) -> bool:
+def is_as_made(path: Path, copy: LogCopy) -> bool:
     """Whether every byte of a copy is as it was when it was made."""
-    return _digest(inner / copy.file) == copy.sha256
+    return _digest(path) == copy.sha256
 
 
 def _digest(path: Path) -> str:

@@ -122,13 +122,15 @@ def whose_bundle(destination: Destination, space: str, chain_at: ChainAt) -> Who
 
 def refuse_anothers(destination: Destination, space: str, chain_at: ChainAt) -> None:
     """Raises RefusedError (F36) for a destination where the bundle is not ours to replace."""
-    message = {
-        "another line's": "another line of this ledger backs up there; choose another folder, or"
-        f" move {space} there away",
-        "another ledger's": "another ledger's backups are there; choose another folder",
-    }.get(whose_bundle(destination, space, chain_at))
-    if message:
-        raise RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
+    whose = whose_bundle(destination, space, chain_at)
+    if whose != "ours":
+        raise occupied(whose, space)
+
+
+def occupied(whose: Whose, space: str) -> RefusedError:
+    """The refusal of a destination that is somebody else's, and the two ways out."""
+    message = f"{whose} backups are there; choose another folder, or move {space} there away"
+    return RefusedError(Refused(Refusal.INVALID_REQUEST, "destination", message))
 
 
 def read_bundle(folder: Path) -> KeyBundle:
@@ -142,8 +144,7 @@ def read_bundle(folder: Path) -> KeyBundle:
 def _bundle(stored: bytes) -> KeyBundle:
     mark, _, content = stored.partition(b"\n")
     said = json.loads(content)
-    if said["format"] != FORMAT:
-        raise IntegrityFault("the key bundle has a format that this version does not know")
+    check_format(said["format"], FORMAT, "the key bundle")
     return KeyBundle(
         data_set=str(said["data_set"]),
         key_epoch=key_epoch_of(said["key_epoch"]),
@@ -154,6 +155,15 @@ def _bundle(stored: bytes) -> KeyBundle:
         content=content,
         mark=bytes.fromhex(mark.decode()),
     )
+
+
+def check_format(said: object, ours: str, what: str) -> None:
+    """Raises IntegrityFault for the format of any other version, one of DAMAGE for no format."""
+    if said != ours:
+        name, _, number = ours.rpartition("/")
+        is_older = int(str(said).removeprefix(f"{name}/")) < int(number)
+        which = "an older format" if is_older else "a newer format"
+        raise IntegrityFault(f"{what} has {which}, which this version cannot read")
 
 
 def _overwrite(descriptor: int) -> None:

@@ -20,7 +20,7 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
-from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
@@ -74,7 +74,7 @@ class Log:
         self._process = os.getpid()
         self._stamps = stamps
         self.engine = engine_of(place)
-        self._anchor, self.journal, self.copies = witnesses(place.state)
+        self.anchor, self.journal, self.copies = witnesses(place.state)
         self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
@@ -133,7 +133,7 @@ class Log:
             self._since = holder.since
         if self._since is not None:
             self._term = store.held_term
-        if self._anchor.is_behind(store.head, ANCHOR_EVENTS):
+        if self.anchor.is_behind(store.head, ANCHOR_EVENTS):
             self._write_anchor(by=ANCHOR_EVENTS)
 
     @contextmanager
@@ -254,10 +254,6 @@ class Log:
         """Writes the log as it is now into a new file; writers wait meanwhile."""
         self._recorder.copy_to(path)
 
-    def anchor(self) -> Anchor | None:
-        """How far the log was when the state folder last noted it."""
-        return self._anchor.read()
-
     def refuse_anothers(self, destination: Destination) -> None:
         """Raises RefusedError where another ledger, or another line of this one, backs up."""
         with self.reading() as store:
@@ -292,6 +288,10 @@ class Log:
     def drop_opened_keys(self) -> None:
         """Forgets every opened key, so that the next read sees what the key file holds."""
         self._keyring.drop_cached()
+
+    def key_rows(self) -> list[KeyRow]:
+        """Every key as it is stored: under its wrapping key."""
+        return self._keyring.rows()
 
     def key_count(self) -> int:
         """How many keys are kept, used and unused."""
@@ -356,7 +356,7 @@ class Log:
 
     def _refuse_rollback(self) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""
-        anchor = None if self.place.is_restoring else self._anchor.read()
+        anchor = None if self.place.is_restoring else self.anchor.read()
         if anchor is None or anchor.position == 0:
             return
         with self.reading() as store:
@@ -367,8 +367,8 @@ class Log:
         # What was decided is durable without it; the next one comes soon enough.
         with suppress(OSError, StorageFault), self._recorder.reading() as snapshot:
             # Of a space that ended, an anchor would stand in the way of the next one.
-            if self._anchor.is_behind(snapshot.head, by) and not is_forgotten_space(snapshot):
-                self._anchor.write(Anchor.of(snapshot.head))
+            if self.anchor.is_behind(snapshot.head, by) and not is_forgotten_space(snapshot):
+                self.anchor.write(Anchor.of(snapshot.head))
 
     def _join(self) -> None:
         """Shares the term that this host holds; another's is taken with the first append only."""
@@ -408,7 +408,7 @@ class Log:
 
     def _refuse_lost_log(self, place: Place) -> None:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
-        if self._anchor.read() is not None:
+        if self.anchor.read() is not None:
             raise RefusedError(LOST_LOG)
         if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
             return

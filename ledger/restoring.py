@@ -4,19 +4,24 @@ Until it has ended a mark stands in the state folder, and the ledger opens for n
 step may be repeated: a second run begins with the same copy and comes to the same end.
 """
 
-from collections.abc import Sequence
-from contextlib import closing, suppress
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import mkstemp
 
 from memoranda.ledger.backups import (
     KEEP_DEFAULT,
     LogCopy,
     Manifest,
+    followed,
     is_as_made,
     put_line_last,
     read_manifest,
+    take_copy,
     verify_listed,
 )
 from memoranda.ledger.bundles import KeyBundle, read_bundle
@@ -38,7 +43,7 @@ from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
-from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, usable
+from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
@@ -79,7 +84,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A backup that was read and verified."""
+    """A backup that was read and verified; `path` is a copy of its log that is ours."""
 
     copy: LogCopy
     path: Path
@@ -109,15 +114,15 @@ class Restoring:
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
         """Verifies the backup, puts it in place, and forgets again; nothing is served yet."""
         try:
-            source = self._source(folder, asked)
-            with suppress(RefusedError):
-                self._vault.unlock()  # what does not open is asked for by its code
-            wrapping_key = self._wrapping_key(source, asked.code)
-            for own in (self._place.data, self._place.state):
-                make_folder(own)
-            with self._lock.held():
-                before = self._put(source, wrapping_key, force=asked.force)
-            restored = self._replayed(source, before, str(folder))
+            with self._own_file() as own:
+                source = self._source(folder, asked, own)
+                with suppress(RefusedError):
+                    self._vault.unlock()  # what does not open is asked for by its code
+                wrapping_key = self._wrapping_key(source, asked.code)
+                make_folder(self._place.state)
+                with self._lock.held():
+                    before = self._put(source, wrapping_key, force=asked.force)
+                restored = self._replayed(source, before, str(folder))
             is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
             return restored.model_copy(update={"lacks_passphrase": is_in_slot})
         except RefusedError as error:
@@ -131,7 +136,28 @@ class Restoring:
 
     # -- what is restored -------------------------------------------------------------------
 
-    def _source(self, folder: Path, asked: Asked) -> _Source:
+    @contextmanager
+    def _own_file(self) -> Iterator[Path]:
+        """Where the copy lies while it is verified and put in place; nothing of it stays."""
+        data = self._place.data
+        made = [it for it in (data, *data.parents) if not it.exists()]
+        make_folder(data)
+        for left in data.glob("restoring-*.db"):
+            # One that is not held was left by a crash.
+            with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
+                left.unlink(missing_ok=True)
+        descriptor, name = mkstemp(".db", "restoring-", data)
+        os.close(descriptor)
+        try:
+            with flocked(Path(name), fcntl.LOCK_EX, 0):
+                yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
+            with suppress(OSError):  # none is empty any more, unless it was refused
+                for folder in made:
+                    folder.rmdir()
+
+    def _source(self, folder: Path, asked: Asked, own: Path) -> _Source:
         inner = folder / self._place.space
         try:
             manifest = read_manifest(inner)
@@ -139,8 +165,9 @@ class Restoring:
             copy = _newest(copies, asked.position)
             if manifest is None or copy is None:
                 raise _refused("backup", "there is no such backup of this space in the folder")
-            verify_listed(inner, copy, self._place.space)
-            if not asked.force and not is_as_made(inner, copy):
+            take_copy(inner / copy.file, own)
+            verify_listed(own, copy, self._place.space)
+            if not asked.force and not is_as_made(own, copy):
                 message = "the copy of the log was damaged or changed; --force puts in place what"
                 raise _refused("backup", f"{message} its chain vouches for")
             bundle = read_bundle(inner)
@@ -148,7 +175,7 @@ class Restoring:
             raise _refused("backup", str(fault)) from fault
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
-        return _Source(copy, inner / copy.file, bundle, manifest)
+        return _Source(copy, own, bundle, manifest)
 
     def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
         """What opens the bundle; None where the key file here, which is newer, serves instead."""
@@ -341,25 +368,10 @@ class Restoring:
         made = Destination(path=folder, keep=KEEP_DEFAULT, data_set=bundle.data_set)
         known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
         for destination in known.values():
-            inner, mark = Path(destination.path) / self._place.space, ""
-            # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
-            with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
-                there = read_bundle(inner)
-                if self._holds_all(log, there):
-                    mark = there.mark.hex()
-                if destination.path == folder:
-                    put_line_last(log, inner)
-            log.copies.put(destination.model_copy(update={"key_epoch": 0, "mark": mark}))
-
-    def _holds_all(self, log: Log, bundle: KeyBundle) -> bool:
-        """Whether a bundle has no key epoch, no key and no forget that is not known here."""
-        journal = log.journal.read()
-        path = self._place.data / "keys.db"
-        with closing(Keyring(path, self._place.space, self._vault, self._stamps)) as keyring:
-            here = {key_id for key_id, _, _ in keyring.rows()} | named_keys(journal)
-            is_newer = bundle.key_epoch > keyring.key_epoch
-        keys = {key_id for key_id, _, _ in bundle.keys}
-        return not is_newer and keys <= here and set(bundle.journal) <= set(journal)
+            log.copies.put(followed(log, destination).model_copy(update={"key_epoch": 0}))
+        # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
+        with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+            put_line_last(log, Path(folder) / self._place.space)
 
 
 def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:

@@ -172,6 +172,11 @@ class Copies(Value):
     backups: tuple[Destination, ...] = ()
     exports: tuple[ExportedFile, ...] = ()
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where they are, or were."""
+        return (*(it.path for it in self.backups), *(it.path for it in self.exports))
+
 
 class CopyList:
     """The list of copies, in the state folder: a forget says which of them it did not reach."""
@@ -196,13 +201,17 @@ class CopyList:
         kept = [it for it in known.exports if it.path != file.path]
         self._write(known.model_copy(update={"exports": (*kept, file)}))
 
+    def drop(self, path: str) -> bool:
+        """Takes a copy off the list, under the space lock; False for one that is not on it."""
+        known = self.read()
+        backups = tuple(it for it in known.backups if it.path != path)
+        exports = tuple(it for it in known.exports if it.path != path)
+        self._write(Copies(backups=backups, exports=exports))
+        return path in known.paths
+
     def leave(self, backups: Iterable[Destination]) -> None:
-        """Leaves only these destinations; a list of nothing goes."""
-        left = self.read().model_copy(update={"backups": tuple(backups)})
-        if left == Copies():
-            self._path.unlink(missing_ok=True)
-        else:
-            self._write(left)
+        """Leaves only these destinations."""
+        self._write(self.read().model_copy(update={"backups": tuple(backups)}))
 
     def disown_bundles(self) -> None:
         """Counts every key bundle as an old one: another recovery code is in force."""
@@ -210,6 +219,9 @@ class CopyList:
             self.put(destination.model_copy(update={"key_epoch": 0}))
 
     def _write(self, copies: Copies) -> None:
+        if copies == Copies():
+            self._path.unlink(missing_ok=True)
+            return
         try:
             replace_file(self._path, copies.model_dump_json().encode())
         except OSError as error:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -107,6 +108,26 @@ def test_a_destination_keeps_as_many_logs_as_it_was_told_and_one_bundle(memory, 
     assert set(names) - set(log_names(away)) == {FILE_NAME, "manifest.json"}
     manifest = json.loads((away / SPACE / "manifest.json").read_text())
     assert sorted(it["file"] for it in manifest["copies"]) == log_names(away)
+
+
+def test_how_many_logs_a_destination_keeps_outlives_the_machine_that_was_told(
+    opened, away, elsewhere, restored, world
+):
+    memory = opened()
+    for n in range(9):
+        memory.remember(f"fact {n}")
+        memory.backup(away, keep=30 if n == 0 else None)
+    code = memory.recovery_code
+    memory.close()
+    assert restored(elsewhere, away, code=code).is_served
+    with open_memory(SPACE, **elsewhere, stamps=world.stamps) as new:
+        new.remember(OTHER)
+
+        made = new.backup(away)
+
+        assert (made.kept, made.removed) == (10, 0)
+        fewer = new.backup(away, keep=2)
+        assert (fewer.kept, fewer.removed) == (2, 8)
 
 
 def log_names(away: Path) -> list[str]:
@@ -245,7 +266,7 @@ def test_a_damaged_copy_of_the_log_is_refused(memory, away, elsewhere, restored,
 
     assert isinstance(answer, Refused)
     assert answer.refusal.number == "F38"
-    assert not (elsewhere["data"] / SPACE).exists()
+    assert not elsewhere["data"].parent.exists()
 
 
 # -- on an empty machine --------------------------------------------------------------------------
@@ -502,6 +523,55 @@ def test_an_old_bundle_and_the_code_still_read_what_was_forgotten_since(
         assert facts(back) == [FACT]
 
 
+@pytest.fixture
+def lost(opened, away, tmp_path) -> tuple[Memory, str, Path]:
+    """A fact forgotten since it went into a backup that is lost and an export that is there."""
+    memory, file = opened(), tmp_path / "export.jsonl"
+    made = memory.remember(FACT)
+    memory.backup(away)
+    memory.export(file)
+    away.rename(tmp_path / "lost")
+    assert memory.forget(made.record_id, 1, operation_id="op-forget").erased_at
+    return memory, made.record_id, file
+
+
+def test_a_copy_that_the_person_says_is_gone_is_named_by_no_forget_until_it_is_made_again(
+    lost, away
+):
+    memory, record_id, file = lost
+
+    def named() -> list[bool]:
+        copies = memory.forget(record_id, 1, operation_id="op-forget").copies
+        return [any(str(it) in copy for copy in copies) for it in (away, file)]
+
+    assert named() == [True, True]
+    assert memory.copy_is_gone(away) == (str(file),)
+    assert (named(), memory.old_bundles()) == ([False, True], ())
+    file.unlink()
+    assert memory.copy_is_gone(file) == ()
+    assert named() == [False, False]
+
+    memory.backup(away)
+    (away / SPACE).rename(away / "lost again")
+    memory.rotate_keys()
+    assert memory.old_bundles() == (str(away),)
+
+
+def test_only_the_person_says_that_a_copy_is_gone_and_of_none_that_can_be_seen(lost, away):
+    memory, _, file = lost
+    memory.backup(away)
+    known = memory._parts.log.copies.read()
+    session = memory.acting_as(ModelSession("s-main-1", "agent-main"))
+
+    refused = [memory.copy_is_gone(it) for it in (away, file, file.with_name("no copy"))]
+    others = session.copy_is_gone(away)
+
+    assert [(it.code, it.field) for it in refused] == [("invalid_request", "path")] * 3
+    assert [it.message[:5] for it in refused] == ["is st", "is st", "is no"]
+    assert others.code == "not_authorized"
+    assert memory._parts.log.copies.read() == known
+
+
 def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
     opened, tables, away, tmp_path, elsewhere, restored
 ):
@@ -624,6 +694,32 @@ def test_a_torn_or_changed_list_of_copies_lets_go_of_none_and_the_way_out_is_nam
     (away / SPACE).rename(tmp_path / "moved away")
     assert isinstance(memory.backup(away), BackupReport)
     assert [it for it in memory.doctor() if it.level == "finding"] == []
+
+
+@pytest.mark.parametrize(("by", "which"), [(-1, "an older"), (1, "a newer")])
+@pytest.mark.parametrize(("name", "kind"), [("manifest.json", "backup"), (FILE_NAME, "keys")])
+def test_what_another_version_wrote_is_called_older_or_newer_and_never_damaged(
+    memory, away, elsewhere, restored, name, kind, by, which
+):
+    memory.backup(away)
+    path = away / SPACE / name
+    other = re.sub(
+        f"(?<=memoranda-{kind}/)[0-9]+", lambda it: str(int(it[0]) + by), path.read_text()
+    )
+    path.write_text(other)
+    words = f"has {which} format, which this version cannot read"
+
+    answer = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert (answer.refusal.number, answer.field, words in answer.message) == ("F38", "backup", True)
+    (told,) = [it for it in memory.doctor() if it.name == "backup"]
+    assert words in told.message
+    if name == "manifest.json":
+        kept = contents(away)
+        refused = memory.backup(away)
+        assert (refused.code, words in refused.message) == ("invalid_request", True)
+        assert f"move the folder {SPACE} there away" in refused.message
+        assert contents(away) == kept
 
 
 # -- on a machine that has a state ----------------------------------------------------------------
@@ -1155,6 +1251,7 @@ def test_a_restore_that_a_crash_stops_at_any_step_ends_the_same_when_it_is_repea
         assert isinstance(report, RestoreReport), (place, name, report)
         told = (report.forgotten_again, report.messages_lost, report.findings)
         assert told == (1, 0, ()), (place, name)
+        assert list((where["data"] / SPACE).glob("restoring-*")) == []
         with open_memory(SPACE, **where, stamps=world.stamps) as back:
             nothing_is_left(back, made.record_id)
 

@@ -1184,6 +1184,24 @@ def test_an_export_is_written_and_imported(run: Terminal) -> None:
     assert (report["imported"], report["suppressed"]) == (1, 0)
 
 
+def test_a_forget_names_no_copy_that_was_said_to_be_gone(run: Terminal) -> None:
+    record_id = run.remembered("Lin likes plums")
+    away, file = run.folder / "away", run.folder / "export"
+    run("backup", str(away))
+    run("export", str(file))
+    away.rename(run.folder / "lost")
+
+    assert "is still there" in run("export", str(file), "--gone").err
+    file.unlink()
+    assert f"No forget names {file} from here on." in run("export", str(file), "--gone").out
+    assert run("backup", str(away), "--gone", "--json").answer["left"] == []
+
+    said = run("forget", record_id)
+    assert said.code == 0
+    assert str(run.folder) not in said.out
+    assert not away.exists()
+
+
 def test_the_last_command_is_taken_back(run: Terminal) -> None:
     record_id = run.remembered("Lin is well")
 

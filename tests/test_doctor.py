@@ -60,7 +60,7 @@ def test_a_backup_without_a_whole_copy_of_the_log_is_a_finding(healthy, tmp_path
     older.write_bytes(b"")
     assert "damaged" in told()
     (inner / "manifest.json").write_text("{}")
-    assert "manifest.json cannot be read" in told()
+    assert "manifest.json is damaged" in told()
     (inner / "manifest.json").unlink()
     assert "no copy of the log is there" in told()
     (inner / "keys.bundle").write_bytes(bundle.replace(b'"data_set": "', b'"data_set": "0'))

@@ -170,6 +170,27 @@ def test_no_copy_is_put_into_the_folders_of_another_space(life, folder, opened):
     assert isinstance(life.export(folder["data"] / "export.jsonl"), ExportReport)
 
 
+def test_no_export_takes_the_place_of_a_file_of_any_backup(life, opened, tmp_path):
+    away, theirs = tmp_path / "away", tmp_path / "theirs"
+    life.backup(away)
+    with opened("us_bob") as bob:
+        bob.backup(theirs)
+    (tmp_path / "link").symlink_to(away)
+    bundle = away / "us_alice" / "keys.bundle"
+    files = [*(away / "us_alice").iterdir(), *(theirs / "us_bob").iterdir()]
+    assert len(files) == 6
+
+    for path in (*files, tmp_path / "link" / "us_alice" / bundle.name):
+        answer = life.export(path, replace=True)
+        assert (answer.code, answer.field) == ("invalid_request", "path"), path
+    bundle.unlink()
+    assert life.export(bundle, replace=True).field == "path"
+
+    assert isinstance(life.export(away / "export.jsonl"), ExportReport)
+    life.backup(away)
+    assert {it.level for it in life.doctor() if it.name == "backup"} == {"fine"}
+
+
 def test_while_an_export_is_written_others_open_read_and_commit(life, file, opened, monkeypatch):
     written = exporting._put
     others = []
@@ -226,9 +247,10 @@ def test_what_is_no_path_is_refused_by_every_verb_that_takes_one(life, folder, p
     settings = load_settings(space=SPACE, **folder)
 
     answers = [life.export(path), life.backup(path), restore(settings, Stamps(), path)]
+    answers.append(life.copy_is_gone(path))
 
     fields = [(it.code, it.field) for it in answers]
-    assert fields == [("invalid_request", it) for it in ("path", "destination", "backup")]
+    assert fields == [("invalid_request", it) for it in ("path", "destination", "backup", "path")]
 
 
 def test_what_else_no_export_or_backup_can_use_is_refused(life, file, tmp_path):

@@ -63,6 +63,10 @@ def findings(memory: Memory) -> dict[str, str]:
     return {it.name: it.message for it in memory.doctor() if it.level == "finding"}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {it.name: it.read_bytes() for it in (folder / SPACE).iterdir()}
+
+
 def bundle_of(folder: Path) -> bytes:
     return (folder / SPACE / FILE_NAME).read_bytes()
 
@@ -179,6 +183,57 @@ def test_what_a_copy_says_of_the_end_of_its_space_ends_no_keys(
     assert (answer.refusal.number, answer.field) == ("F38", "space")
     assert bundle_of(away) == kept
     assert (folder["state"] / SPACE / "slots").read_bytes() == slots
+
+
+def put_another_log(folder: Path) -> None:
+    path = folder / SPACE / read_manifest(folder / SPACE).copies[-1].file
+    shutil.copy(path, folder / "swapped")
+    with closing(sqlite3.connect(folder / "swapped")) as raw:
+        raw.execute("DELETE FROM bodies")
+        raw.commit()
+    (folder / "swapped").replace(path)
+
+
+@pytest.mark.parametrize("swap", [lambda it: take_a_body_out(it, ""), put_another_log])
+def test_what_is_put_in_place_is_what_was_verified_whatever_becomes_of_the_copy_meanwhile(
+    opened, away, elsewhere, restored, on, world, swap
+):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    code = memory.recovery_code
+    memory.close()
+    kept = contents(away)
+    world.at_step = lambda name: swap(away) if name == "restore:marked" else None
+
+    report = restored(elsewhere, away, code=code)
+
+    world.at_step = lambda _: None
+    assert contents(away) != kept
+    assert (report.findings, report.is_served) == ((), True)
+    with on(elsewhere) as back:
+        assert facts(back) == [OTHER]
+    assert list((elsewhere["data"] / SPACE).glob("restoring-*")) == []
+
+
+def test_a_restore_leaves_the_copy_alone_that_another_one_is_at(
+    opened, away, elsewhere, restored, world
+):
+    memory = opened()
+    memory.remember(OTHER)
+    memory.backup(away)
+    answers = []
+
+    def restore_too(name: str) -> None:
+        if name == "restore:marked" and not answers:
+            answers.append(None)
+            answers[0] = restored(elsewhere, away, code="no code")
+
+    world.at_step = restore_too
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert answers[0].field == "recovery"
+    assert (report.findings, report.is_served) == ((), True)
 
 
 # -- which copy is the newest ---------------------------------------------------------------------
@@ -392,6 +447,96 @@ def test_a_destination_with_the_present_keys_goes_on_after_a_restore_from_one_th
     key_epoch = memory.status().key_epoch
     assert {read_bundle(it / SPACE).key_epoch for it in (first, second)} == {key_epoch}
     assert isinstance(memory.backup(second), BackupReport)
+
+
+# -- two disks, a new machine ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "one", tmp_path / "two"
+
+
+def test_the_second_disk_goes_on_after_a_restore_from_the_first_on_a_new_machine(
+    opened, elsewhere, disks, machine, restored, on, world
+):
+    memory = opened()
+    code, gone = memory.recovery_code, memory.remember(FACT)
+    memory.backup(disks[0])
+    memory.remember(OTHER)
+    memory.backup(disks[1])
+    memory.forget(gone.record_id, 1)
+    memory.close()
+    world.move(hours=1)
+    assert restored(elsewhere, disks[0], code=code).findings == ()
+    with on(elsewhere) as new:
+        new.remember(NEWER)
+
+        made = [new.backup(it) for it in disks]
+
+        assert [type(it) for it in made] == [BackupReport] * 2
+        assert [it.kept for it in made] == [2, 2]
+        new.rotate_keys()
+        assert new.old_bundles() == ()
+        assert findings(new) == {}
+    for disk in disks:
+        assert restored(machine(disk.name), disk, code=code).findings == ()
+        with on(machine(disk.name)) as back:
+            assert facts(back) == [NEWER]
+
+
+MORE = {
+    "a key epoch": lambda memory: memory.rotate_keys(),
+    "a forget": lambda memory: memory.forget(memory.records()[0].record.id, 1),
+    "keys": lambda memory: [memory.remember(f"fact {number}") for number in range(70)],
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_a_second_disk_that_holds_more_than_was_restored_is_left_and_the_way_out_is_named(
+    opened, elsewhere, disks, tmp_path, restored, on, world, what
+):
+    memory = opened()
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    for disk in disks:
+        memory.backup(disk)
+    disks[0].rename(tmp_path / "in a drawer")
+    MORE[what](memory)
+    memory.backup(disks[1])
+    memory.close()
+    kept = bundle_of(disks[1])
+    world.move(hours=1)
+    assert restored(elsewhere, tmp_path / "in a drawer", code=code).findings == ()
+    with on(elsewhere) as new:
+        refused = new.backup(disks[1])
+
+        assert (refused.field, "another line" in refused.message) == ("destination", True)
+        assert f"move {SPACE} there away" in refused.message
+        assert bundle_of(disks[1]) == kept
+        (disks[1] / SPACE).rename(tmp_path / "moved away")
+        assert isinstance(new.backup(disks[1]), BackupReport)
+
+
+def test_a_disk_that_was_out_of_reach_at_a_restore_goes_on_with_the_next_backup_to_it(
+    opened, folder, disks, tmp_path, restored, world
+):
+    memory = opened()
+    code = memory.recovery_code
+    for disk in disks:
+        memory.backup(disk)
+    memory.rotate_keys()
+    memory.close()
+    disks[1].rename(tmp_path / "in a drawer")
+    world.move(hours=1)
+    assert restored(folder, disks[0], code=code, force=True).findings == ()
+    (tmp_path / "in a drawer").rename(disks[1])
+    memory = opened()
+    assert f"`memoranda backup {disks[1]}` writes it" in findings(memory)["backup"]
+
+    assert isinstance(memory.backup(disks[1]), BackupReport)
+
+    assert findings(memory) == {}
 
 
 # -- to and fro -----------------------------------------------------------------------------------

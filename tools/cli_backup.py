@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from memoranda.ledger.backups import BackupReport
     from memoranda.tools.restore import RestoreReport
 
+Gone = Annotated[
+    bool, typer.Option("--gone", help="Write nothing: it is gone, and no forget is to name it.")
+]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
 
 UNITS = """\
@@ -50,6 +53,7 @@ def backup(
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Only print lines for cron and systemd.")
     ] = False,
+    gone: Gone = False,
     _json: Json = False,
 ) -> Answer | Refused:
     """Copy the log, verified, and write the present key bundle beside it.
@@ -60,6 +64,8 @@ def backup(
     run = run_of(context)
     if schedule:
         return _schedule(run, folder, keep)
+    if gone:
+        return _gone(run, folder)
     with run.memory() as memory:
         made = memory.backup(folder, keep=keep)
     if isinstance(made, Refused):
@@ -80,6 +86,15 @@ def _schedule(run: Run, folder: Path, keep: int | None) -> Answer:
         *(line(it) for it in units.splitlines()),
     ]
     return Answer({"cron": f"17 3 * * *  {cron}", "systemd": units}, shown)
+
+
+def _gone(run: Run, path: Path) -> Answer | Refused:
+    with run.memory() as memory:
+        left = memory.copy_is_gone(path)
+    if isinstance(left, Refused):
+        return left
+    shown: list[RenderableType] = [line(f"No forget names {path} from here on.")]
+    return Answer({"gone": str(path), "left": left}, shown)
 
 
 def _backup_page(made: "BackupReport") -> Iterator[RenderableType]:
@@ -163,12 +178,15 @@ def export(
         bool, typer.Option("--markdown", help="Pages for people, in place of JSON lines.")
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="In place of what is there.")] = False,
+    gone: Gone = False,
     _json: Json = False,
 ) -> Answer | Refused:
     """Write everything that you may read into a readable file; nothing forgotten is in it.
 
     The file is out of the ledger's hands: forgets name it as a copy that they do not reach.
     """
+    if gone:
+        return _gone(run_of(context), file)
     form = "markdown" if markdown else "jsonl"
     with run_of(context).memory() as memory:
         report = memory.export(file, form="markdown" if markdown else "jsonl", replace=replace)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from memoranda.ledger.backups import is_as_made, manifest_of, verify_listed
+from memoranda.ledger.backups import followed, is_as_made, manifest_of, verify_listed
 from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
@@ -80,7 +80,7 @@ def _files(log: Log) -> Iterator[Path]:
 
 
 def _anchor(log: Log) -> Check:
-    anchor, head = log.anchor(), log.head()
+    anchor, head = log.anchor.read(), log.head()
     if anchor is None and head.position > ANCHOR_EVENTS:
         return _finding("anchor", "missing: an older copy of the log would not be noticed")
     position = anchor.position if anchor else 0
@@ -180,7 +180,7 @@ def _read_backup(log: Log, destination: Destination) -> None:
     """Raises what is wrong with a destination; the newest copy, which a restore takes, is whole."""
     folder = Path(destination.path) / log.space
     bundle = read_bundle(folder)
-    log.refuse_anothers(destination)
+    log.refuse_anothers(followed(log, destination))
     bundle.check(log.bundle_key)
     if bundle.key_epoch != log.head().key_epoch:
         raise IntegrityFault("the key bundle is older than the last key rotation")
@@ -191,8 +191,8 @@ def _read_backup(log: Log, destination: Destination) -> None:
         if not (folder / copy.file).is_file():
             raise IntegrityFault(f"{copy.file} is missing")
     newest = manifest.copies[-1]
-    verify_listed(folder, newest, log.space)
-    if not is_as_made(folder, newest):
+    verify_listed(folder / newest.file, newest, log.space)
+    if not is_as_made(folder / newest.file, newest):
         raise IntegrityFault("the newest copy there was damaged or changed")
     with log.reading() as store:
         is_ours = store.chain_at(newest.position) == bytes.fromhex(newest.chain)

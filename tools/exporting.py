@@ -10,6 +10,7 @@ from tempfile import mkstemp
 from typing import Literal, TextIO
 
 from memoranda.ledger.authority import Caller
+from memoranda.ledger.bundles import FILE_NAME
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import Value
 from memoranda.ledger.legacy import EXPORT_FORMAT
@@ -65,10 +66,18 @@ class Exporting:
             field, message = "form", "is jsonl or markdown"
         elif self._log.place.holds(target):
             message = "lies inside a ledger's own folders; choose another folder"
+        elif self._is_of_backups(target.parent):
+            message = "lies in a folder of backups; choose another folder"
         elif os.path.lexists(target) and (target.is_dir() or not replace):
             message = "exists already; `replace` (--replace) overwrites a file"
         if message:
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, field, message))
+
+    def _is_of_backups(self, folder: Path) -> bool:
+        """Whether this space backs up there, or any other: each keeps its key bundle beside it."""
+        known = (Path(it.path) / self._log.space for it in self._log.copies.read().backups)
+        is_known = folder.resolve() in [it.resolve() for it in known]
+        return is_known or (folder / FILE_NAME).exists()
 
     def _written(self, caller: Caller, target: Path, form: Format) -> ExportReport:
         counts: Counter[str] = Counter()

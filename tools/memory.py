@@ -165,6 +165,13 @@ class Memory(Writing, Reading):
         """
         return self._parts.backups.make(self.caller, folder, keep)
 
+    def copy_is_gone(self, path: Path | str) -> tuple[str, ...] | Refused:
+        """Says that a backup folder or an export is gone: no forget names it from here on.
+
+        Refused while it can be seen there. The answer is which copies are left on the list.
+        """
+        return self._parts.backups.strike(self.caller, path)
+
     def export(
         self, path: Path | str, *, form: Format = "jsonl", replace: bool = False
     ) -> ExportReport | Refused:
