@@ -599,10 +599,10 @@ def test_protections_are_held_through_the_append_and_never_asked_for_inside_the_
     world.at_step = look
     log = hosted._parts.log
     for provider in firm.all:
-        provider.before = lambda: at_append.append(log._lock._depth)
+        provider.before = lambda: at_append.append(log._lock._held)
     item.propose(KEY, TEXT, sources=[f"{REF}42"])
 
-    assert at_append == [0, 0, 0, [1, 1, 1], 0, 0, 0, [1, 1, 1]]
+    assert at_append == [None, None, None, [1, 1, 1], None, None, None, [1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", ["conversations", "tasks", "authorizations"])
