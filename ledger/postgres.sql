@@ -4,12 +4,14 @@
 -- distributed engine that speaks PostgreSQL's protocol must offer, by who asks for it:
 --
 --   statement                                      feature                              Citus      YugabyteDB  CockroachDB
---   SELECT …, (SELECT …) FROM heads FOR UPDATE     row lock, held to the commit         one shard  yes         yes
+--   SELECT … FROM heads … FOR UPDATE               row lock, held to the commit         one shard  yes         yes
 --   INSERT INTO heads … ON CONFLICT                upsert by primary key                yes        yes         yes
 --   INSERT INTO events, tags, bodies               several inserts in one transaction   one shard  yes         yes
 --   SELECT … WHERE space = …, joins, UNION, max    joins on the distribution column     co-located yes         yes
 --   DELETE FROM bodies                             delete by primary key                yes        yes         yes
---   BEGIN; SET LOCAL; SELECT / INSERT; … COMMIT    several statements in one text       yes        yes         yes
+--   BEGIN; SELECT / INSERT; … COMMIT               several statements in one text       yes        yes         yes
+--   PREPARE … AS, EXECUTE                          prepared statements, inside a text   yes        yes         yes
+--   SET lock_timeout, plan_cache_mode              an end of waiting; plans kept        yes        yes         24.2
 --   BEGIN ISOLATION LEVEL READ COMMITTED           a waiter then sees the newest row    yes        2.18, flag  23.2, setting
 --   BEGIN ISOLATION LEVEL REPEATABLE READ          one snapshot over several reads      one shard  yes         as SERIALIZABLE
 --   CREATE POLICY … current_setting                row-level security                   11.1       yes         25.2

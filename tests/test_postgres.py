@@ -238,6 +238,34 @@ def test_a_commit_makes_two_journeys_whatever_it_must_look_at(url, tmp_path, mon
             assert [text[-1] == "COMMIT" for text in texts] == [False, True]
 
 
+@pytest.mark.parametrize("is_ours", [True, False], ids=["as we ask", "as the server would"])
+def test_what_a_commit_reads_goes_by_keys_however_small_the_tables_were_when_it_was_planned(
+    url, tmp_path, monkeypatch, is_ours
+):
+    asked, sent = {}, Connection.sent
+
+    def noted(connection: Connection, statements: list[Statement]) -> psycopg.Cursor[Any]:
+        asked.update(statements)
+        return sent(connection, statements)
+
+    monkeypatch.setattr(Connection, "sent", noted)
+    with own_memory(url, tmp_path) as memory:
+        record_id = memory.publish("key", "fact").record_id
+        memory.correct(record_id, 1, "another fact")
+    plans = []
+    with Connection.connect(as_owner(url), autocommit=True) as raw:
+        raw.execute("ANALYZE")
+        if is_ours:
+            postgres_log._configure(raw)
+        for sql, values in asked.items():
+            if sql.startswith("SELECT") and " FROM " in sql and values:
+                plan = sent(raw, [(f"EXPLAIN {sql}", values)])
+                plans.append("\n".join(line for (line,) in plan))
+
+    assert len(plans) > 2
+    assert any("Seq Scan" in plan for plan in plans) is not is_ours
+
+
 def test_whoever_waits_too_long_for_the_head_is_told_that_it_is_busy(url, tmp_path, monkeypatch):
     monkeypatch.setattr(postgres_log, "WAIT_S", 0.2)
     with own_memory(url, tmp_path) as memory, psycopg.connect(url) as raw:
