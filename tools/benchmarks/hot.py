@@ -1,16 +1,11 @@
 """Eight processes on one record, whole commands, against raw one-row commits of the same run."""
 
-import gc
-import json
-import multiprocessing
-import time
-from collections.abc import Iterator
-from multiprocessing.synchronize import Barrier
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import Tier
-from memoranda.tools.benchmarks.workload import measured, raw_commits, scratch
+from memoranda.tools.benchmarks.workload import at_once, measured, rate_of, raw_commits, scratch
 from memoranda.tools.memory import Memory, open_memory
 
 PROCESSES = 8
@@ -27,7 +22,8 @@ def run() -> Iterator[str]:
             record_id = made.record_id or ""
         for revisions in ("few", "a thousand"):
             raw_s = measured(lambda: [raw() for _ in range(RAW)], RAW).wall_s
-            waits, rate = _together(folder, record_id)
+            spans = at_once(PROCESSES, lambda _: _revising(folder, record_id), COMMANDS)
+            waits, rate = sorted(ended - began for began, ended in spans), rate_of(spans)
             p99, mean = waits[int(len(waits) * 0.99)], PROCESSES / rate
             yield f"with {revisions} revisions"
             yield f"raw commit          {raw_s * 1e3:8.3f} ms"
@@ -37,37 +33,9 @@ def run() -> Iterator[str]:
                 _revise(memory, record_id, 1000)
 
 
-def _together(folder: Path, record_id: str) -> tuple[list[float], float]:
-    context = multiprocessing.get_context("fork")
-    start = context.Barrier(PROCESSES + 1)
-    workers = [
-        context.Process(target=_work, args=(folder, record_id, number, start))
-        for number in range(PROCESSES)
-    ]
-    # Else each fork looks through all it was born with, under the lock, for 50 ms of its first 60.
-    gc.freeze()
-    for worker in workers:
-        worker.start()
-    start.wait()
-    for worker in workers:
-        worker.join()
-    spans = [
-        span for n in range(PROCESSES) for span in json.loads((folder / f"spans-{n}").read_text())
-    ]
-    # From the first command's start to the last one's end: closing eight times is no command.
-    spent = max(ended for _, ended in spans) - min(began for began, _ in spans)
-    return sorted(ended - began for began, ended in spans), len(spans) / spent
-
-
-def _work(folder: Path, record_id: str, number: int, start: Barrier) -> None:
-    with _open(folder) as memory:
-        start.wait()
-        spans = []
-        for _ in range(COMMANDS):
-            began = time.perf_counter()
-            _revise(memory, record_id, 1)
-            spans.append((began, time.perf_counter()))
-    (folder / f"spans-{number}").write_text(json.dumps(spans))
+def _revising(folder: Path, record_id: str) -> Callable[[], None]:
+    memory = _open(folder)
+    return lambda: _revise(memory, record_id, 1)
 
 
 def _revise(memory: Memory, record_id: str, times: int) -> None:

@@ -1,17 +1,12 @@
 """Writers on one PostgreSQL server, whole commits, against raw one-row inserts of the same run."""
 
-import gc
-import multiprocessing
-import os
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import psycopg
 
 from memoranda.ledger.errors import Refused
-from memoranda.tools.benchmarks.workload import FACT, scratch
+from memoranda.tools.benchmarks.workload import FACT, at_once, rate_of, scratch
 from memoranda.tools.memory import open_memory
 from memoranda.tools.postgres_server import PostgresServer
 
@@ -23,9 +18,6 @@ COMMITS = 1600
 
 UNMEASURED = 8
 """Commits of each writer before the start: a connection prepares a statement at its sixth use."""
-
-Work = Callable[[int], Callable[[], object]]
-"""Prepares a writer by its number; what it gives back does one commit."""
 
 
 def run() -> Iterator[str]:
@@ -54,7 +46,10 @@ def _rates(server: PostgresServer, folder: Path) -> Iterator[str]:
         (8, person, "8 writers on one", "0.10"),
     ):
         # Before and after: what else the machine does changes a rate more than anything here.
-        before, rate, after = (_rate(writers, it) for it in (insert, work, insert))
+        before, rate, after = (
+            rate_of(at_once(writers, it, COMMITS // writers, UNMEASURED))
+            for it in (insert, work, insert)
+        )
         raw_rate = (before + after) / 2
         yield f"raw, {writers:2} writers     {raw_rate:8.0f} a second"
         yield f"{what:20}{rate:8.0f} a second"
@@ -71,33 +66,3 @@ def _publishing(url: str, folder: Path, space: str, number: int) -> Callable[[],
         assert not isinstance(answer, Refused), answer
 
     return publish
-
-
-def _rate(writers: int, work: Work) -> float:
-    """Commits a second of so many processes, from the moment when all are ready."""
-    context = multiprocessing.get_context("fork")
-    start = context.Barrier(writers + 1)
-    processes = [
-        context.Process(target=_write, args=(work, number, writers, start))
-        for number in range(writers)
-    ]
-    # Else each fork looks through all it was born with, and the first commits wait for that.
-    gc.freeze()
-    for process in processes:
-        process.start()
-    start.wait()
-    began = time.perf_counter()
-    for process in processes:
-        process.join()
-    assert not any(process.exitcode for process in processes)
-    return COMMITS / (time.perf_counter() - began)
-
-
-def _write(work: Work, number: int, writers: int, start: Barrier) -> None:
-    commit = work(number)
-    for _ in range(UNMEASURED):
-        commit()
-    start.wait()
-    for _ in range(COMMITS // writers):
-        commit()
-    os._exit(0)  # closing is not what is measured

@@ -1,5 +1,8 @@
 """The workload of the benchmarks: one person's ledger on disk, fed with hundred-byte facts."""
 
+import gc
+import multiprocessing
+import os
 import sqlite3
 import tempfile
 import time
@@ -85,3 +88,52 @@ def raw_commits(folder: Path) -> Iterator[Callable[[], object]]:
 def _written() -> int:
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["wchar"])
+
+
+Span = tuple[float, float]
+"""When a step began and when it ended, in seconds of one clock for all processes."""
+
+
+def at_once(
+    processes: int, prepared: Callable[[int], Callable[[], object]], steps: int, before: int = 0
+) -> list[Span]:
+    """The steps of so many processes that begin together, each by the work of its number.
+
+    `before` are steps of each that nobody measures, and neither is what ends a process.
+    """
+    context = multiprocessing.get_context("fork")
+    start, spans = context.Barrier(processes), context.SimpleQueue()
+
+    def run(number: int) -> None:
+        own: list[Span] = []
+        try:
+            step = prepared(number)
+            for _ in range(before):
+                step()
+            start.wait()
+            for _ in range(steps):
+                began = time.perf_counter()
+                step()
+                own.append((began, time.perf_counter()))
+        except BaseException:
+            start.abort()  # else nobody who got there would ever begin
+            raise
+        finally:
+            spans.put(own)
+        os._exit(0)
+
+    # Else each fork looks through all it was born with, and its first steps wait for that.
+    gc.freeze()
+    workers = [context.Process(target=run, args=(number,)) for number in range(processes)]
+    for worker in workers:
+        worker.start()
+    every = [span for _ in workers for span in spans.get()]
+    for worker in workers:
+        worker.join()
+    assert not any(worker.exitcode for worker in workers), "a step failed"
+    return every
+
+
+def rate_of(spans: list[Span]) -> float:
+    """Steps a second, from the first one's beginning to the last one's end."""
+    return len(spans) / (max(ended for _, ended in spans) - min(began for began, _ in spans))
