@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.conftest import World
 
 from memoranda.ledger import vaults
 from memoranda.ledger.authority import ModelSession
@@ -607,6 +608,19 @@ def test_a_space_that_an_earlier_version_wrote_into_after_its_end_is_forgotten_a
 ENDING = ("forgotten", "bundles-destroyed", "keys-removed", "slots-destroyed")
 
 
+def crash_the_end(memory: Memory, world: World, at: str) -> None:
+    """Ends the space, by a process that is gone after that step."""
+
+    def crash(step: str) -> None:
+        if step == at:
+            raise KeyboardInterrupt
+
+    world.at_step = crash
+    with pytest.raises(KeyboardInterrupt):
+        memory.forget_space("us_alice")
+    world.at_step = lambda _: None
+
+
 @pytest.mark.parametrize("step", [f"space:{it}" for it in ENDING])
 def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     opened, memory, world, folder, step, tmp_path
@@ -615,14 +629,7 @@ def test_the_end_of_a_space_is_rolled_forward_after_a_crash_at_any_step(
     memory.backup(tmp_path / "away")
     secrets = slots_of(folder).read()
 
-    def crash(name: str) -> None:
-        if name == step:
-            raise KeyboardInterrupt
-
-    world.at_step = crash
-    with pytest.raises(KeyboardInterrupt):
-        memory.forget_space("us_alice")
-    world.at_step = lambda _: None
+    crash_the_end(memory, world, step)
 
     with pytest.raises(RefusedError, match="forgotten for good"):
         opened()
@@ -645,14 +652,7 @@ def test_an_end_that_was_stopped_names_every_copy_it_did_not_reach_until_it_does
     memory.export(tmp_path / "all.jsonl")
     gone.rename(tmp_path / "in a drawer")
 
-    def crash(name: str) -> None:
-        if name == step:
-            raise KeyboardInterrupt
-
-    world.at_step = crash
-    with pytest.raises(KeyboardInterrupt):
-        memory.forget_space("us_alice")
-    world.at_step = lambda _: None
+    crash_the_end(memory, world, step)
 
     for _ in range(2):
         with pytest.raises(RefusedError, match="forgotten for good") as told:
@@ -677,14 +677,7 @@ def test_an_end_under_a_passphrase_is_rolled_forward_by_who_does_not_know_it(
         memory.remember(FACT)
         memory.backup(tmp_path / "away")
 
-        def crash(name: str) -> None:
-            if name == "space:forgotten":
-                raise KeyboardInterrupt
-
-        world.at_step = crash
-        with pytest.raises(KeyboardInterrupt):
-            memory.forget_space("us_alice")
-        world.at_step = lambda _: None
+        crash_the_end(memory, world, "space:forgotten")
 
     with pytest.raises(RefusedError, match="forgotten for good"):
         opened()
