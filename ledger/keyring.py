@@ -20,7 +20,9 @@ from memoranda.ledger.sealing import (
     NONCE_BYTES,
     SEAL_TO_ENTROPY_BYTES,
     BodyKey,
+    Cipher,
     blind,
+    cipher_of,
     derive,
     open_sealed_to,
     public_of,
@@ -269,21 +271,17 @@ class Keyring:
         ).fetchall()
 
     def _rewrap(self, key_epoch: int, wrapping_key: bytes) -> None:
+        new = key_epoch, cipher_of(wrapping_key)
         with self._writing():
+            rows = self._outside(key_epoch)
+            olds = {old: cipher_of(self._wrapping_key(old)) for old in {it[1] for it in rows}}
             self._connection.executemany(
                 "UPDATE keys SET key_epoch = ?, wrapped = ? WHERE key_id = ?",
-                [
-                    (
-                        key_epoch,
-                        self._wrapped(
-                            key_id,
-                            unwrap(self._wrapping_key(old), wrapped, self._bound(key_id, old)),
-                            (key_epoch, wrapping_key),
-                        ),
-                        key_id,
-                    )
-                    for key_id, old, wrapped in self._outside(key_epoch)
-                ],
+                (
+                    (key_epoch, self._wrapped(key_id, secret, new), key_id)
+                    for key_id, old, wrapped in rows
+                    for secret in [unwrap(olds[old], wrapped, self._bound(key_id, old))]
+                ),
             )
         # Not before: as long as it wraps nothing, another may be put in its place.
         self._wrapping_keys[key_epoch] = wrapping_key
@@ -353,7 +351,7 @@ class Keyring:
             ],
         )
 
-    def _wrapped(self, key_id: str, secret: bytes, under: tuple[int, bytes]) -> bytes:
+    def _wrapped(self, key_id: str, secret: bytes, under: tuple[int, bytes | Cipher]) -> bytes:
         key_epoch, wrapping_key = under
         nonce = self._stamps.entropy(NONCE_BYTES)
         return wrap(wrapping_key, secret, self._bound(key_id, key_epoch), nonce)

@@ -52,6 +52,8 @@ It never changes, since every body ever sealed needs it to open; another one wou
 the checksum that the compressed stream names.
 """
 
+Cipher = AESGCM
+
 
 def derive(secret: bytes, purpose: str) -> bytes:
     """A 32-byte key for one purpose."""
@@ -118,17 +120,23 @@ def commit(salt: bytes, identity: bytes, body: bytes) -> bytes:
     return hmac.digest(salt, b"commit/v1" + framed(identity, body), "sha256")
 
 
-def wrap(wrapping_key: bytes, secret: bytes, bound_to: bytes, nonce: bytes) -> bytes:
+def wrap(wrapping_key: bytes | Cipher, secret: bytes, bound_to: bytes, nonce: bytes) -> bytes:
     """A key wrapped under another, bound to its place."""
-    return nonce + AESGCM(wrapping_key).encrypt(nonce, secret, bound_to)
+    return nonce + cipher_of(wrapping_key).encrypt(nonce, secret, bound_to)
 
 
-def unwrap(wrapping_key: bytes, wrapped: bytes, bound_to: bytes) -> bytes:
+def unwrap(wrapping_key: bytes | Cipher, wrapped: bytes, bound_to: bytes) -> bytes:
     """The key inside; raises IntegrityFault when the wrapping key or the place is another."""
+    nonce, rest = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
     try:
-        return AESGCM(wrapping_key).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], bound_to)
+        return cipher_of(wrapping_key).decrypt(nonce, rest, bound_to)
     except (InvalidTag, ValueError) as error:  # too short for a nonce is a ValueError
         raise IntegrityFault("a key does not unwrap here: foreign or damaged keys") from error
+
+
+def cipher_of(key: bytes | Cipher) -> Cipher:
+    """What works with a key; whoever has much to do with one makes it once."""
+    return AESGCM(key) if isinstance(key, bytes) else key
 
 
 def public_of(private: bytes) -> bytes:

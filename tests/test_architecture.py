@@ -36,8 +36,6 @@ READS_THE_OUTSIDE = {
     "ledger/sqlite_files.py": "waits for a lock, and no longer",
     "ledger/stamps.py": "the injected clock and entropy come from here",
     "tools/benchmarks/forget.py": "measures seconds",
-    "tools/benchmarks/hot.py": "measures seconds",
-    "tools/benchmarks/postgres.py": "measures seconds",
     "tools/benchmarks/startup.py": "measures seconds",
     "tools/benchmarks/step.py": "measures seconds, on repeatable texts",
     "tools/benchmarks/workload.py": "measures seconds",
