@@ -13,7 +13,7 @@ from typing import Any
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import SPACE_KEY
-from memoranda.ledger.errors import IntegrityFault, StorageFault
+from memoranda.ledger.errors import CLOSED, IntegrityFault, RefusedError, StorageFault
 from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of, read_code
 from memoranda.ledger.sealing import (
     KEY_BYTES,
@@ -30,7 +30,7 @@ from memoranda.ledger.sealing import (
     unwrap,
     wrap,
 )
-from memoranda.ledger.sqlite_files import connect, transaction, truncate_wal
+from memoranda.ledger.sqlite_files import connect, identity_of, transaction, truncate_wal
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import Keeping, WrappingKeys
 
@@ -75,6 +75,7 @@ class Keyring:
         self._vault = vault
         self._stamps = stamps
         self._connection = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
+        self._path, self._identity = path, identity_of(path)
         self._wrapping_keys: dict[int, bytes] = {}
         self._open_keys: dict[str, BodyKey] = {}
         self._pool: list[tuple[str, bytes]] = []
@@ -150,14 +151,13 @@ class Keyring:
 
     def fresh(self) -> BodyKey:
         """A key nobody has used, from this process's pool."""
-        if not self._pool:
-            self._pool = [
-                (self._new_key_id(), self._stamps.entropy(KEY_BYTES)) for _ in range(BATCH)
-            ]
-            with self._writing():
-                self._insert(self._pool)
-            self._stamps.step("keys:minted")
         with self._guard:
+            if not self._pool:
+                new = [(self._new_key_id(), self._stamps.entropy(KEY_BYTES)) for _ in range(BATCH)]
+                with self._writing():
+                    self._insert(new)
+                self._stamps.step("keys:minted")
+                self._pool = new  # not before: what a key that is not kept seals, opens for nobody
             return self._kept(BodyKey(*self._pool.pop()))
 
     def key(self, key_id: str) -> BodyKey | None:
@@ -191,14 +191,15 @@ class Keyring:
 
     def heed_others(self) -> None:
         """Forgets every opened key, once another process has written to the key file."""
-        version = self._first("PRAGMA data_version")
-        if version != self._version:
-            self._version = version
-            self.drop_cached()
-            with self._guard:
+        if not self._path.exists() or identity_of(self._path) != self._identity:
+            raise RefusedError(CLOSED)  # the space has ended, and another begun in its place
+        with self._guard:
+            if (version := self._first("PRAGMA data_version")) != self._version:
+                self.drop_cached()
                 # They were minted together: a restore takes all of them away, and else nobody any.
                 if self._pool and not self.holds(self._pool[-1][0]):
                     self._pool.clear()
+                self._version = version
 
     def drop_cached(self) -> None:
         """Forgets every opened key."""

@@ -22,7 +22,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.oplog import say
-from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
+from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, OLD_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
@@ -328,6 +328,8 @@ class Log:
             if is_forgotten_space(snapshot):
                 raise RefusedError(FORGOTTEN)
             self._keyring.heed_others()
+            if self._keyring.key_epoch < head.key_epoch:
+                raise RefusedError(OLD_KEYS)
             if self._seen.position and self._seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()

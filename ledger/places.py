@@ -32,6 +32,7 @@ def _unusable(message: str) -> Refused:
 LOST_LOG = _unusable(
     "the log is missing or empty although its keys or its anchor are here; restore it"
 )
+OLD_KEYS = _unusable("its keys are older than the log: another machine goes on with it; restore it")
 MISSING_KEYS = _unusable("the key file is missing; restore it before the ledger can be read")
 
 

@@ -83,7 +83,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         every = [value for _, values in statements for value in values]
         try:
             return self.execute(psycopg.ClientCursor(self).mogrify(text, every), prepare=False)
-        except psycopg.Error:
+        except BaseException:
             if len(self._names) > known:
                 self.close()  # nobody knows which of them are prepared
             raise
@@ -203,6 +203,7 @@ class PostgresSpace:
             closing(connect_copy(copy, schema_number=SCHEMA_NUMBER)) as source,
             self._session() as session,
         ):
+            session.execute(_TAKE, (self._space,))
             self._remove(session)
             copy_log(SQLiteSnapshot(source, self._space), session, self._space)
 

@@ -28,7 +28,7 @@ from memoranda.ledger.bundles import KeyBundle, read_bundle
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
+from memoranda.ledger.events import Attachment, LedgerRestored, RestoredFrom, Value
 from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
 from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
 from memoranda.ledger.keyring import (
@@ -41,7 +41,6 @@ from memoranda.ledger.keyring import (
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
-from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
@@ -326,7 +325,9 @@ class Restoring:
             rows = log.journal.read()
             with log.deciding() as store:
                 store.attach()
-                store.take_term("restored", holder_of(store))
+                # Whoever opened it before is fenced, under this name too: it may be elsewhere.
+                since, clock = store.head.position + 1, store.clock
+                store.take_term("restored", Attachment(host=log.host, since=since, clock=clock))
                 header = LedgerRestored(position=source.copy.position, term=store.head.term)
                 store.append(Draft(header, RestoredFrom.model_validate(before.wire())))
                 again = replay(store, rows)

@@ -1,7 +1,7 @@
 """One space's log in SQL that every engine takes: what is asked of tables, and appended to them."""
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from eventsourcing.dcb.api import DCBEvent, DCBQuery, DCBQueryItem
@@ -13,6 +13,9 @@ from memoranda.ledger.recorder import Asked, SealedEvent
 from memoranda.ledger.stamps import Stamps, microseconds
 
 PAGE = 1000
+LOOKUPS_MAX = 400
+"""SQLite takes no more than 500 parts in one statement."""
+
 CLOCK_MAX_US = 221_845_392_000_000_000
 """The year 9000: a later reading could not be followed by others that time can still write."""
 
@@ -72,9 +75,11 @@ class SQLSnapshot:
 
     def under(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """The events under each of some tags, in order; where only the newest, no other costs."""
-        if not asked:
-            return []
-        return found_under(asked, self._connection.execute(*under(self._space, asked)).fetchall())
+        found = []
+        for page in _pages(asked):
+            columns = self._connection.execute(*under(self._space, page)).fetchall()
+            found += found_under(page, columns)
+        return found
 
     def read(
         self, query: DCBQuery | None = None, after: int = 0, limit: int | None = None
@@ -240,7 +245,21 @@ def under(space: str, asked: Sequence[Asked]) -> tuple[str, list[object]]:
     return _sql_under(tuple((types, newest) for _, types, newest in asked)), [*values, space]
 
 
-@cache
+def _pages(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
+    """What is asked, in parts of as many look-ups as one statement takes."""
+    page: list[Asked] = []
+    lookups = 0
+    for each in asked:
+        lookups += len(each.types)
+        if lookups > LOOKUPS_MAX:
+            yield page
+            page, lookups = [], len(each.types)
+        page.append(each)
+    if page:
+        yield page
+
+
+@lru_cache(maxsize=256)
 def _sql_under(asked: tuple[tuple[tuple[str, ...], bool], ...]) -> str:
     """The events under some tags, by the types that are asked for there, and if the newest."""
     # One look-up for each type: left to IN, SQLite walks every event of the types under the tag.

@@ -68,7 +68,7 @@ def _inherit() -> None:
     """
     for connection, path in _OWNED.items():
         with suppress(OSError):
-            _INHERITED.add(_identity(path))
+            _INHERITED.add(identity_of(path))
         _KEPT.append(connection)
     _OWNED.clear()
 
@@ -79,7 +79,8 @@ os.register_at_fork(
 )
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def identity_of(path: Path) -> tuple[int, int]:
+    """What a file still is when another has taken its name."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -88,7 +89,7 @@ def _identity(path: Path) -> tuple[int, int]:
 def _connected(path: Path, name: str, *, uri: bool = False) -> Iterator[sqlite3.Connection]:
     """A new connection, for a block that makes it ready; when that fails it is closed."""
     with _opening(path), ExitStack() as failing:
-        if path.exists() and _identity(path) in _INHERITED:
+        if path.exists() and identity_of(path) in _INHERITED:
             raise RefusedError(FORKED)
         with _UNFORKED:
             connection = sqlite3.connect(
@@ -170,9 +171,9 @@ def usable(path: Path, schema: str, schema_number: int) -> Path:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """One transaction that holds the write lock from its first statement."""
-    # A deferred BEGIN that reads first would fail as soon as another process has written.
-    connection.execute("BEGIN IMMEDIATE")
     try:
+        # A deferred BEGIN that reads first would fail as soon as another process has written.
+        connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     finally:

@@ -185,8 +185,8 @@ class SQLiteRecorder(Recorder):
 
     @contextmanager
     def _snapshot(self) -> Iterator[SQLiteSnapshot]:
-        self._reader.execute("BEGIN")
         try:
+            self._reader.execute("BEGIN")
             yield SQLiteSnapshot(self._reader, self._space)
         finally:
             if self._reader.in_transaction:
@@ -194,8 +194,8 @@ class SQLiteRecorder(Recorder):
 
     @contextmanager
     def _transaction(self) -> Iterator[SQLTransaction]:
-        self._writer.execute("BEGIN IMMEDIATE")
         try:
+            self._writer.execute("BEGIN IMMEDIATE")
             transaction = SQLTransaction(self._writer, self._space, self._stamps)
             before = transaction.head
             yield transaction

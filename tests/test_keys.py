@@ -143,6 +143,23 @@ def test_revisions_of_a_record_share_its_key_and_a_revived_record_has_another(
     assert rows(keys_of(folder), "SELECT 1 FROM keys WHERE key_id = ?", key_id) == []
 
 
+def test_a_key_that_could_not_be_kept_seals_nothing_later(opened, monkeypatch):
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with opened() as memory:
+        kept = [memory.publish(f"before {n}", "fact").record_id for n in range(BATCH)]
+        with monkeypatch.context() as failing:
+            failing.setattr(keyring.Keyring, "_insert", full)
+            with pytest.raises(StorageFault):
+                memory.publish("meanwhile", "fact")
+        kept += [memory.publish(f"after {n}", "fact").record_id for n in range(3)]
+
+    with opened() as memory:
+        assert [memory.read(it).record.content for it in kept] == ["fact"] * len(kept)
+        assert memory.audit.verify().findings == ()
+
+
 def test_unused_keys_of_a_process_that_ended_are_kept(opened):
     first = opened()
     first.remember("I live in Kyoto")

@@ -167,6 +167,18 @@ def test_recorded_time_moves_forward_when_the_clock_jumps_back(recorder, world):
     assert times[6:] == [microseconds(world.moment), microseconds(world.moment) + 1]
 
 
+def test_any_number_of_tags_is_asked_for_at_once(recorder):
+    tags = [f"t:{n}" for n in range(600)]
+    recorder.append([DCBEvent("thing.happened/1", b"{}", [tag]) for tag in tags])
+
+    with recorder.reading() as snapshot:
+        found = snapshot.under(
+            [Asked(tag, ("thing.happened/1", "thing.changed/1")) for tag in tags]
+        )
+
+    assert [[row.position for row in rows] for rows in found] == [[n + 1] for n in range(600)]
+
+
 def test_a_selector_costs_the_same_however_long_the_log_is(recorder):
     noise = [DCBEvent("thing.happened/1", b"{}", ["t:hot", f"t:{n}"]) for n in range(1000)]
     recorder.append([DCBEvent("thing.happened/1", b"{}", ["t:hot", "t:rare"])])

@@ -17,13 +17,17 @@ from tests.residue import Traces, hits, in_clear
 from tests.sites import SPACE, Site, told
 
 from memoranda.ledger import postgres_log
+from memoranda.ledger.ending import set_aside
 from memoranda.ledger.errors import (
     OutcomeUnknown,
     Refusal,
+    Refused,
     RefusedError,
     StorageFault,
 )
+from memoranda.ledger.places import Place
 from memoranda.ledger.postgres_log import Connection, PostgresSpace, Statement
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.tools.memory import Memory, open_memory
@@ -279,6 +283,83 @@ def test_whoever_waits_too_long_for_the_head_is_told_that_it_is_busy(url, tmp_pa
         assert memory.publish("key", "fact", operation_id="op-1").position == 2
 
 
+def test_a_commit_that_is_interrupted_as_it_waits_spoils_no_connection(url, tmp_path):
+    with own_memory(url, tmp_path) as memory, psycopg.connect(url) as raw:
+        memory.publish("first", "fact")
+        raw.execute("SELECT set_config('memoranda.space', %s, true)", (SPACE,))
+        raw.execute("SELECT 1 FROM heads FOR UPDATE")
+        for _ in range(2):  # what it asks is prepared when it is asked again
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                memory.publish("second", "fact")
+        raw.rollback()
+
+        assert [memory.publish(f"later {n}", "fact").position for n in range(3)] == [3, 4, 5]
+
+
+def test_an_opening_from_before_the_end_writes_nothing_into_the_space_begun_anew(url, tmp_path):
+    place = Place.of(SPACE, data=tmp_path / "data", state=tmp_path / "state", engine=url)
+    with own_memory(url, tmp_path) as old:
+        old.publish("key", "fact")
+        with own_memory(url, tmp_path) as other:
+            other.forget_space(SPACE)
+        set_aside(place, Stamps())
+        with own_memory(url, tmp_path) as new:
+            assert new.publish("key", "fact").position == 2
+
+            assert old.publish("key", "another").refusal is Refusal.SERVICE_UNAVAILABLE
+            assert new.audit.verify().findings == ()
+
+
+def test_a_log_that_is_put_in_place_waits_for_the_commit_under_way(url, tmp_path):
+    space = PostgresSpace(url, SPACE)
+    with own_memory(url, tmp_path) as memory:
+        memory.publish("key", "fact")
+        memory._parts.log.copy_to(tmp_path / "copy.db")
+        lock, begun = SpaceLock(tmp_path / "lock", 1.0), threading.Event()
+
+        def commit() -> None:
+            with (
+                closing(space.recorder(lock, Stamps())) as recorder,
+                recorder.deciding() as transaction,
+                psycopg.connect(url, autocommit=True) as raw,
+            ):
+                begun.set()
+                while not raw.execute(WAITERS).fetchone():
+                    assert putting.is_alive()
+                transaction.append([DCBEvent("thing.happened/1", b"{}", [])])
+
+        committing = threading.Thread(target=commit)
+        putting = threading.Thread(target=lambda: space.put(tmp_path / "copy.db"))
+        committing.start()
+        begun.wait()
+        putting.start()
+        committing.join()
+        putting.join()
+
+        assert memory.publish("another key", "fact").position == 3
+        assert memory.audit.verify().findings == ()
+
+
+def test_a_machine_whose_space_was_restored_on_another_writes_nothing_more(url, tmp_path):
+    away, old, new = tmp_path / "away", tmp_path / "old", tmp_path / "new"
+    with own_memory(url, old) as first:
+        first.publish("one", "fact")
+        first.backup(away)
+        folders = {"data": new / "data", "state": new / "state"}
+        settings = load_settings(space=SPACE, engine=url, **folders)
+        asked = Asked(code=first.recovery_code, force=True)
+        assert restore(settings, Stamps(), away, asked).is_served
+        with own_memory(url, new) as second:
+            second.publish("two", "fact")
+
+            assert isinstance(first.publish("three", "fact"), Refused)
+            second.rotate_keys()
+            with pytest.raises(RefusedError, match="older than the log"):
+                own_memory(url, old)
+            assert second.audit.verify().findings == ()
+
+
 def test_a_text_that_fails_while_it_prepares_ends_its_connection(url):
     asked: list[Statement] = [("SELECT 1 / ?::int", (0,))]
     with closing(Connection.connect(url, autocommit=True)) as raw:
@@ -452,7 +533,6 @@ def test_a_backup_of_one_engine_is_restored_into_the_other(url, tmp_path, of, to
 
     new = {"data": tmp_path / "new", "state": tmp_path / "new state", **engines[to]}
     settings = load_settings(space="me", **new)
-    from memoranda.ledger.restoring import Asked
 
     report = restore(settings, Stamps(now=lambda: T0), tmp_path / "backup", Asked(code=code))
 
