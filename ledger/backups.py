@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -139,7 +140,7 @@ class Backups:
             return Refused(Refusal.NOT_AUTHORIZED)
         try:
             target = path_of(path, "path")
-            if target.is_file() or os.path.lexists(target / self._log.space / FILE_NAME):
+            if _is_there(target) or _is_there(target / self._log.space / FILE_NAME):
                 return Refused(Refusal.INVALID_REQUEST, "path", "is still there; remove it first")
             with self._log.exclusive():
                 is_known = self._log.copies.drop(str(target))
@@ -242,6 +243,14 @@ class Backups:
         return head
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a file can be seen at a path; raises OSError where nobody may look."""
+    try:
+        return not stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def manifest_of(log: Log, inner: Path) -> Manifest | None:
     """What this ledger has noted of a destination; raises RefusedError for what it has not."""
     try:
@@ -262,16 +271,20 @@ def followed(log: Log, destination: Destination) -> Destination:
     """The destination, marked as one to go on with where its bundle says nothing new to us.
 
     Every forget of it is known here, and every key: as it is here, or from an older key epoch.
+    Its newest copy of the log is a part of ours, so that all it tells is here too.
     """
-    mark, journal = "", log.journal.read()
+    mark, journal, folder = "", log.journal.read(), Path(destination.path) / log.space
     with suppress(IntegrityFault):
-        bundle = read_bundle(Path(destination.path) / log.space)
+        bundle, manifest = read_bundle(folder), read_manifest(folder)
         check_rows(journal)
         here, gone = set(log.key_rows()), named_keys(journal)
         epochs = {key_id: key_epoch for key_id, key_epoch, _ in here}
         others = (it for it in bundle.keys if it not in here and it[0] not in gone)
         is_older = all(key_epoch < epochs.get(key_id, 0) for key_id, key_epoch, _ in others)
-        if is_older and set(bundle.journal) <= set(journal):
+        with log.reading() as store:
+            newest = manifest.copies[-1:] if manifest else ()
+            is_part = all(store.chain_at(it.position) == bytes.fromhex(it.chain) for it in newest)
+        if is_older and is_part and set(bundle.journal) <= set(journal):
             mark = bundle.mark.hex()
     return destination.model_copy(update={"mark": mark})
 

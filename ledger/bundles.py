@@ -42,7 +42,11 @@ _PIECE_BYTES = 1 << 20
 ChainAt = Callable[[int], bytes | None]
 """The chain of this ledger's log at a position; None where it has no event."""
 
-Whose = Literal["ours", "another line's", "another ledger's"]
+Whose = Literal["ours", "another line's", "another ledger's", "another version's"]
+
+
+class OtherFormat(IntegrityFault):
+    """It was written by another version of this program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def destroy_bundle(destination: Destination, space: str, chain_at: ChainAt) -> b
         sync_folder(folder)
     except (OSError, IntegrityFault):
         return False
-    return whose != "another line's"
+    return whose in ("ours", "another ledger's")
 
 
 def whose_bundle(destination: Destination, space: str, chain_at: ChainAt) -> Whose:
@@ -112,6 +116,8 @@ def whose_bundle(destination: Destination, space: str, chain_at: ChainAt) -> Who
     """
     try:
         bundle = read_bundle(Path(destination.path) / space)
+    except OtherFormat:
+        return "another version's"
     except IntegrityFault:
         return "ours"
     if bundle.data_set != destination.data_set:
@@ -163,7 +169,7 @@ def check_format(said: object, ours: str, what: str) -> None:
         name, _, number = ours.rpartition("/")
         is_older = int(str(said).removeprefix(f"{name}/")) < int(number)
         which = "an older format" if is_older else "a newer format"
-        raise IntegrityFault(f"{what} has {which}, which this version cannot read")
+        raise OtherFormat(f"{what} has {which}, which this version cannot read")
 
 
 def _overwrite(descriptor: int) -> None:

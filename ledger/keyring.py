@@ -32,7 +32,7 @@ from memoranda.ledger.sealing import (
 )
 from memoranda.ledger.sqlite_files import connect, identity_of, transaction, truncate_wal
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import Keeping, WrappingKeys
+from memoranda.ledger.vaults import Keeping, KeptKey, WrappingKeys
 
 SCHEMA_NUMBER = 1
 SCHEMA = """
@@ -93,7 +93,7 @@ class Keyring:
 
     def truncate(self) -> bool:
         """Empties the write-ahead log; False while a reader holds it or the disk fails."""
-        return truncate_wal(self._connection)
+        return truncate_wal(self._connection, wait_ms=500)  # our readers take microseconds
 
     # -- the space secret -------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Keyring:
         self._stamps.step("rotate:rewrapped")
         if not self.truncate():
             message = "the key file is held, or the disk is full; the rotation goes on next time"
-            raise StorageFault(message)
+            raise KeptKey(message)
         self._stamps.step("rotate:truncated")
         self._vault.destroy(old)
         self._stamps.step("rotate:slot-destroyed")

@@ -41,12 +41,20 @@ from memoranda.ledger.keyring import (
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
+from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
+
+
+def sweep(data: Path) -> None:
+    """Takes away the copies of a log that restores have left: one that is not held is a crash's."""
+    for left in data.glob("restoring-*.db"):
+        with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
+            left.unlink(missing_ok=True)
 
 
 class Restored(Value):
@@ -118,10 +126,11 @@ class Restoring:
                 with suppress(RefusedError):
                     self._vault.unlock()  # what does not open is asked for by its code
                 wrapping_key = self._wrapping_key(source, asked.code)
+                is_elsewhere = not (self._place.state / "slots").exists()
                 make_folder(self._place.state)
                 with self._lock.held():
                     before = self._put(source, wrapping_key, force=asked.force)
-                restored = self._replayed(source, before, str(folder))
+                restored = self._replayed(source, before, str(folder), is_elsewhere=is_elsewhere)
             is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
             return restored.model_copy(update={"lacks_passphrase": is_in_slot})
         except RefusedError as error:
@@ -141,10 +150,7 @@ class Restoring:
         data = self._place.data
         made = [it for it in (data, *data.parents) if not it.exists()]
         make_folder(data)
-        for left in data.glob("restoring-*.db"):
-            # One that is not held was left by a crash.
-            with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
-                left.unlink(missing_ok=True)
+        sweep(data)
         descriptor, name = mkstemp(".db", "restoring-", data)
         os.close(descriptor)
         try:
@@ -287,8 +293,10 @@ class Restoring:
         self._stamps.step("restore:slots")
         path = usable(self._place.data / "keys.db", KEYS_SCHEMA, KEYS_SCHEMA_NUMBER)
         # By now it is the journal of both: what either has forgotten opens at no step.
-        gone = named_keys(witnesses(self._place.state)[1].read()) - SPACE_ROWS
-        install_rows(path, (row for row in bundle.keys if row[0] not in gone), keeps=keeps)
+        left = named_keys(witnesses(self._place.state)[1].read()) - SPACE_ROWS
+        # What is in force here stays, the recovery code too: the bundle may be from before it.
+        left |= SPACE_ROWS if keeps else set()
+        install_rows(path, (row for row in bundle.keys if row[0] not in left), keeps=keeps)
 
     def _refuse_if_ahead(self, source: _Source) -> None:
         """What is here may be replaced when the backup goes on from it, or it cannot be read."""
@@ -319,15 +327,19 @@ class Restoring:
 
     # -- what it must forget again ------------------------------------------------------------
 
-    def _replayed(self, source: _Source, before: Anchor, folder: str) -> Restored:
+    def _replayed(
+        self, source: _Source, before: Anchor, folder: str, *, is_elsewhere: bool
+    ) -> Restored:
         opened = partial(Log, create=False, host=self._host, unlocking=self._unlocking)
         with closing(opened(self._place, self._stamps)) as log:
             rows = log.journal.read()
             with log.deciding() as store:
                 store.attach()
-                # Whoever opened it before is fenced, under this name too: it may be elsewhere.
-                since, clock = store.head.position + 1, store.clock
-                store.take_term("restored", Attachment(host=log.host, since=since, clock=clock))
+                holder = holder_of(store)
+                if is_elsewhere:  # the machine of before is fenced, under this name too
+                    since, clock = store.head.position + 1, store.clock
+                    holder = Attachment(host=log.host, since=since, clock=clock)
+                store.take_term("restored", holder)
                 header = LedgerRestored(position=source.copy.position, term=store.head.term)
                 store.append(Draft(header, RestoredFrom.model_validate(before.wire())))
                 again = replay(store, rows)
@@ -366,13 +378,13 @@ class Restoring:
         The one restored from does: its bundle follows this machine's key rotations from here on.
         Another may hold more than was restored; it is left for who wants to go back to it.
         """
+        # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
+        with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
+            put_line_last(log, Path(folder) / self._place.space)
         made = Destination(path=folder, keep=KEEP_DEFAULT, data_set=bundle.data_set)
         known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
         for destination in known.values():
             log.copies.put(followed(log, destination).model_copy(update={"key_epoch": 0}))
-        # What is out of reach, or is none, is found by the doctor, and keeps nobody out.
-        with suppress(OSError, StorageFault, IntegrityFault, RefusedError):
-            put_line_last(log, Path(folder) / self._place.space)
 
 
 def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from struct import pack
+from typing import BinaryIO
 from weakref import WeakKeyDictionary
 
 from memoranda.ledger.errors import FORKED, Refusal, Refused, RefusedError, StorageFault
@@ -53,9 +54,15 @@ class _Owned(sqlite3.Connection):
         with _UNFORKED:
             _OWNED.pop(self, None)
             super().close()
+            for identity in _RAW.keys() - _open_here():
+                for descriptor in _RAW.pop(identity):
+                    os.close(descriptor)
 
 
 _OWNED: "WeakKeyDictionary[_Owned, Path]" = WeakKeyDictionary()
+_RAW: dict[tuple[int, int], list[int]] = {}
+"""Descriptors of files that SQLite has open here, through which their bytes were read."""
+
 _INHERITED: set[tuple[int, int]] = set()
 _KEPT: list[_Owned] = []
 
@@ -77,6 +84,37 @@ os.register_at_fork(after_in_child=_inherit)
 os.register_at_fork(
     before=_UNFORKED.acquire, after_in_parent=_UNFORKED.release, after_in_child=_UNFORKED.release
 )
+
+
+@contextmanager
+def raw(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file that SQLite may have open here; raises OSError.
+
+    To close any descriptor of a file ends all locks that a process has on it: SQLite's too, so that
+    another process takes the log from under us. What is open here is closed after SQLite.
+    """
+    with _UNFORKED:
+        kept = _RAW.get(identity_of(path))
+        descriptor = kept.pop() if kept else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            yield file
+    finally:
+        with _UNFORKED:
+            status = os.fstat(descriptor)
+            if (identity := (status.st_dev, status.st_ino)) in _open_here():
+                _RAW.setdefault(identity, []).append(descriptor)
+            else:
+                os.close(descriptor)
+
+
+def _open_here() -> set[tuple[int, int]]:
+    """The files of all connections of this process, with those beside them."""
+    files = (
+        path.with_name(path.name + it) for path in _OWNED.values() for it in ("", "-wal", "-shm")
+    )
+    return {identity_of(file) for file in files if file.exists()}
 
 
 def identity_of(path: Path) -> tuple[int, int]:
@@ -143,7 +181,7 @@ def refuse_foreign(path: Path) -> None:
     """Raises RefusedError for a file of another program, before anything is put beside it."""
     _refuse_irregular(path)
     try:
-        with path.open("rb") as file:
+        with raw(path) as file:
             header = file.read(_HEADER_BYTES)
     except FileNotFoundError:
         return
@@ -181,13 +219,15 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def truncate_wal(connection: sqlite3.Connection) -> bool:
+def truncate_wal(connection: sqlite3.Connection, wait_ms: int = BUSY_TIMEOUT_MS) -> bool:
     """Moves the write-ahead log into the file and empties it; False when it stays as it is.
 
     A reader may hold it, or the disk may fail: nothing is lost by that, and it is tried again.
     """
     try:
+        connection.execute(f"PRAGMA busy_timeout={wait_ms}")
         busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     except sqlite3.Error:
         return False
     return not busy

@@ -17,7 +17,6 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.recorder import Asked, Recorder
 from memoranda.ledger.sql_log import SQLSnapshot, SQLTransaction, copy_log
 from memoranda.ledger.sqlite_files import (
-    BUSY_TIMEOUT_MS,
     CHECKPOINT_BYTES,
     SpaceLock,
     connect,
@@ -217,11 +216,7 @@ class SQLiteRecorder(Recorder):
     def truncate(self) -> bool:
         """Empties the write-ahead log, under the space lock; False while a reader holds it."""
         # Never waits for a reader: what cannot be truncated now is truncated after a later commit.
-        self._writer.execute("PRAGMA busy_timeout=0")
-        try:
-            return truncate_wal(self._writer)
-        finally:
-            self._writer.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return truncate_wal(self._writer, wait_ms=0)
 
     def _refuse_after_a_fault(self) -> None:
         if self.has_failed:

@@ -134,7 +134,7 @@ def refuse_odd_keys(passphrase: object, key_vault: object) -> None:
 
 
 class KeptKey(StorageFault):
-    """A vault has not destroyed a key: an erasure waits for it, and nothing else need."""
+    """The key of before is not destroyed yet: an erasure waits for it, and nothing else need."""
 
 
 class WrappingKeys:

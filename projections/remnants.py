@@ -25,7 +25,7 @@ from memoranda.ledger.log import Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.sources import message_ref
-from memoranda.ledger.sqlite_files import connect_copy
+from memoranda.ledger.sqlite_files import connect_copy, raw
 from memoranda.projections.feed import current
 from memoranda.projections.postings import SearchView, postings_of
 from memoranda.projections.tokens import index_tokens
@@ -187,7 +187,7 @@ def _files(place: Place) -> Iterator[Path]:
 
 def _in_file(path: Path, needle: bytes) -> Iterator[Remnant]:
     """The places of the needle in a file, read in pieces that overlap."""
-    with path.open("rb") as file:
+    with raw(path) as file:
         tail, start = b"", 0
         while chunk := file.read(CHUNK_BYTES):
             window = tail + chunk

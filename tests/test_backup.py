@@ -714,12 +714,14 @@ def test_what_another_version_wrote_is_called_older_or_newer_and_never_damaged(
     assert (answer.refusal.number, answer.field, words in answer.message) == ("F38", "backup", True)
     (told,) = [it for it in memory.doctor() if it.name == "backup"]
     assert words in told.message
-    if name == "manifest.json":
-        kept = contents(away)
-        refused = memory.backup(away)
-        assert (refused.code, words in refused.message) == ("invalid_request", True)
-        assert f"move the folder {SPACE} there away" in refused.message
-        assert contents(away) == kept
+    kept, is_manifest = contents(away), name == "manifest.json"
+    refused = memory.backup(away)
+    assert refused.code == "invalid_request"
+    assert (words if is_manifest else "another version's backups are there") in refused.message
+    assert f"move {'the folder ' if is_manifest else ''}{SPACE} there away" in refused.message
+    if not is_manifest:
+        memory.rotate_keys()
+    assert contents(away) == kept
 
 
 # -- on a machine that has a state ----------------------------------------------------------------

@@ -160,6 +160,21 @@ def test_a_key_that_could_not_be_kept_seals_nothing_later(opened, monkeypatch):
         assert memory.audit.verify().findings == ()
 
 
+def test_a_reader_of_the_key_file_holds_an_erasure_up_and_no_opening(opened, folder):
+    with opened() as memory, closing(sqlite3.connect(keys_of(folder))) as reader:
+        gone = memory.publish("gone", "fact")
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM keys").fetchone()
+        assert memory.forget(gone.record_id, 1).erased_at is None
+        memory.close()
+
+        with opened() as again:
+            assert again.publish("more", "fact").to_revision == 1
+            reader.execute("ROLLBACK")
+            assert again.finish_forgets() == ()
+            assert again.audit.verify().findings == ()
+
+
 def test_unused_keys_of_a_process_that_ended_are_kept(opened):
     first = opened()
     first.remember("I live in Kyoto")

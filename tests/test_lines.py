@@ -1,5 +1,6 @@
 """Lines of one ledger: after a restore two may go on, and neither takes the other's place."""
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -16,6 +17,7 @@ from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForgotten
 from memoranda.ledger.restoring import Asked
+from memoranda.ledger.sqlite_files import flocked
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
@@ -236,6 +238,18 @@ def test_a_restore_leaves_the_copy_alone_that_another_one_is_at(
     assert (report.findings, report.is_served) == ((), True)
 
 
+def test_what_a_killed_restore_has_left_of_a_log_goes_with_the_next_opening(opened, folder):
+    opened().close()
+    left, held = (folder["data"] / SPACE / f"restoring-{it}.db" for it in ("left", "held"))
+    left.write_bytes(b"a sealed log")
+    held.touch()
+
+    with flocked(held, fcntl.LOCK_EX, 0):
+        opened()
+
+    assert (left.exists(), held.exists()) == (False, True)
+
+
 # -- which copy is the newest ---------------------------------------------------------------------
 
 
@@ -449,6 +463,22 @@ def test_a_destination_with_the_present_keys_goes_on_after_a_restore_from_one_th
     assert isinstance(memory.backup(second), BackupReport)
 
 
+def test_a_restore_from_before_a_new_recovery_code_leaves_that_one_in_force(
+    opened, folder, away, restored
+):
+    memory = opened()
+    old = memory.recovery_code
+    memory.remember(OTHER)
+    memory.backup(away)
+    new = memory.new_recovery_code()
+    memory.close()
+
+    assert restored(folder, away, force=True).findings == ()
+
+    memory = opened()
+    assert [memory.is_recovery_code(code) for code in (old, new)] == [False, True]
+
+
 # -- two disks, a new machine ---------------------------------------------------------------------
 
 
@@ -462,9 +492,9 @@ def test_the_second_disk_goes_on_after_a_restore_from_the_first_on_a_new_machine
 ):
     memory = opened()
     code, gone = memory.recovery_code, memory.remember(FACT)
-    memory.backup(disks[0])
     memory.remember(OTHER)
-    memory.backup(disks[1])
+    for disk in disks:
+        memory.backup(disk)
     memory.forget(gone.record_id, 1)
     memory.close()
     world.move(hours=1)
@@ -482,10 +512,11 @@ def test_the_second_disk_goes_on_after_a_restore_from_the_first_on_a_new_machine
     for disk in disks:
         assert restored(machine(disk.name), disk, code=code).findings == ()
         with on(machine(disk.name)) as back:
-            assert facts(back) == [NEWER]
+            assert facts(back) == sorted([OTHER, NEWER])
 
 
 MORE = {
+    "facts under keys that are here": lambda memory: memory.remember("A fact more."),
     "a key epoch": lambda memory: memory.rotate_keys(),
     "a forget": lambda memory: memory.forget(memory.records()[0].record.id, 1),
     "keys": lambda memory: [memory.remember(f"fact {number}") for number in range(70)],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
 
-from memoranda.ledger import sqlite_files, sqlite_log
+from memoranda.ledger import sqlite_files
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.log import BUSY_WAIT_S
@@ -154,6 +154,44 @@ def test_an_audit_beside_a_process_that_writes_and_forgets_finds_nothing(ram_sit
         assert memory.audit.verify(with_index=True).findings == ()
 
 
+LOOKS = {
+    "at their bytes": lambda memory, _: memory.remnants("nothing like it"),
+    "by a second opening": lambda _, site: site.open(),
+    "by one that is closed again": lambda _, site: site.open().close(),
+    "not at all": lambda _, __: None,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_no_look_at_its_files_gives_the_locks_of_a_process_away(ram_site, look):
+    """To close any descriptor of a file ends all locks of the process on it."""
+
+    def stay() -> None:
+        with ram_site.open() as memory:
+            memory.publish("first", "fact")
+            kept = look(memory, ram_site)
+            for number in range(3):
+                ram_site.said("written", number)
+                ram_site.wait_for("closed", number + 1)
+                assert memory.publish(f"ours {number}", "fact").to_revision == 1
+            del kept
+
+    def write(number: int) -> None:
+        with ram_site.open() as other:
+            assert other.publish(f"theirs {number}", "fact").to_revision == 1
+
+    ram_site.open().close()
+    staying = ram_site.start(stay)
+    for number in range(3):
+        ram_site.wait_for("written", number + 1)
+        ram_site.all_end_well(ram_site.start(lambda n=number: write(n)))
+        ram_site.said("closed", number)
+    ram_site.all_end_well(staying)
+    with ram_site.open() as memory:
+        assert len(memory.records()) == 7
+        assert memory.audit.verify(with_index=True).findings == ()
+
+
 # -- the lock -------------------------------------------------------------------------------------
 
 
@@ -257,7 +295,7 @@ def test_a_close_waits_for_nobody_to_finish_what_a_forget_owes(site, monkeypatch
 def test_an_opening_a_commit_and_a_close_wait_for_no_reader(site, monkeypatch):
     ten_minutes_ms = 600_000
     monkeypatch.setitem(sqlite_files._PRAGMAS, "busy_timeout", ten_minutes_ms)
-    monkeypatch.setattr(sqlite_log, "BUSY_TIMEOUT_MS", ten_minutes_ms)
+    monkeypatch.setattr(sqlite_files, "BUSY_TIMEOUT_MS", ten_minutes_ms)
     with site.open() as memory, memory._parts.log.reading():
         memory.remember("The reader does not see this")
 

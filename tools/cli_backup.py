@@ -62,10 +62,10 @@ def backup(
     names the folders where it could not be.
     """
     run = run_of(context)
-    if schedule:
-        return _schedule(run, folder, keep)
     if gone:
         return _gone(run, folder)
+    if schedule:
+        return _schedule(run, folder, keep)
     with run.memory() as memory:
         made = memory.backup(folder, keep=keep)
     if isinstance(made, Refused):

@@ -22,6 +22,7 @@ from memoranda.ledger.places import Place
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.protection import attached
 from memoranda.ledger.reconcile import Reconcile
+from memoranda.ledger.restoring import sweep
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
 from memoranda.ledger.takeover import MigrationReport
@@ -279,6 +280,7 @@ def assemble(
     with ExitStack() as opened:
         log = Log(place, stamps, create=create, host=settings.host, unlocking=unlocking)
         opened.callback(log.close)
+        sweep(place.data)
         views = ViewFile(place.data / VIEWS, place.space)
         opened.callback(views.close)
         index = SearchView(log.index_key)
