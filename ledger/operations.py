@@ -179,9 +179,14 @@ class Ledger:
 
     def _told(self, answer: Receipt | Refused) -> Receipt | Refused:
         """A forget's receipt says how far its erasure is."""
-        if isinstance(answer, Receipt) and answer.status == "forgotten":
+        if isinstance(answer, Refused) or answer.status != "forgotten":
+            return answer
+        try:
             return self._protocol.forgetting.told(answer)
-        return answer
+        except (StorageFault, RefusedError) as error:
+            unknown = OutcomeUnknown("it is durable; how far its erasure is could not be read")
+            unknown.operation_id = answer.operation_id
+            raise unknown from error
 
     def _decided_together(self, caller: Caller, many: CommitMany) -> tuple[Receipt | Refused, ...]:
         admitted = [self._any(request) for request in many.requests]

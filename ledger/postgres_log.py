@@ -60,6 +60,9 @@ DUE_MAX = 500
 PREPARED_MAX = 100
 """Statements that one connection keeps prepared."""
 
+PREPARED_CHARS_MAX = 4_000
+"""Three times a usual boundary; of one of a hundred look-ups the server would keep megabytes."""
+
 Statement = tuple[str, Sequence[object]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
 
@@ -92,7 +95,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         if name := self._names.get(sql):
             return f"EXECUTE {name}({', '.join(['%s'] * count)})"
         if sql not in self._met or not count:
-            if len(self._met) < PREPARED_MAX:
+            if len(self._met) < PREPARED_MAX and len(sql) < PREPARED_CHARS_MAX:
                 self._met.add(sql)
             return sql.replace("?", "%s")
         self._names[sql] = f"memoranda_{len(self._names)}"

@@ -20,6 +20,7 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.events import Authorization, Binding, Task
+from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.ports import Conversation, Ports, Protected
 from memoranda.ledger.receipts import AbortReceipt, PreparedReceipt, Receipt
 from memoranda.ledger.rules import canonical
@@ -485,6 +486,25 @@ def test_a_batch_is_bounded_and_is_a_list(memory):
     assert memory.commit_many([{}] * 1001).refusal is Refusal.LIMIT_EXCEEDED
     assert memory.commit_many("op").refusal is Refusal.INVALID_REQUEST
     assert memory.commit_many([{}])[0].refusal is Refusal.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("fault", [StorageFault("gone"), RefusedError(Refused(Refusal.BUSY))])
+def test_a_forget_that_is_durable_is_neither_refused_nor_failed_when_its_receipt_cannot_be_read(
+    memory, monkeypatch, fault
+):
+    made = memory.publish(KEY, TEXT)
+
+    def failing(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(Forgetting, "reached", failing)
+    with pytest.raises(OutcomeUnknown) as unknown:
+        memory.forget(made.record_id, 1, operation_id="op-f")
+    monkeypatch.undo()
+
+    assert unknown.value.operation_id == "op-f"
+    assert memory.operation("op-f").state == "committed"
+    assert memory.forget(made.record_id, 1, operation_id="op-f").erased_at is not None
 
 
 def test_an_unknown_outcome_of_a_batch_names_the_first_operation_that_was_written(opened, memory):
