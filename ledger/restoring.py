@@ -62,7 +62,8 @@ class Restored(Value):
 
     `gone` counts the events behind the copy that the anchor had seen: whatever was acknowledged
     between the two times is not there any more. `lacks_passphrase` says that the code put the
-    wrapping key into its slot as it is: a passphrase that was over it is not any more.
+    wrapping key into its slot as it is: a passphrase that was over it is not any more. `left_in`
+    are the vaults that still keep a key of before: with an old copy it opens what was forgotten.
     """
 
     position: int
@@ -74,6 +75,7 @@ class Restored(Value):
     key_epoch: int
     term: int
     lacks_passphrase: bool = False
+    left_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Restoring:
         self._vault = WrappingKeys(self._slots, place.space, stamps, unlocking)
         self._engine = engine_of(place)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S, is_shared=self._engine.is_shared)
+        self._left_in: tuple[str, ...] = ()
         self._backup_lock = SpaceLock(place.data / "backup.lock", BUSY_WAIT_S)
 
     def begin(self, folder: Path, asked: Asked) -> Restored | Refused:
@@ -132,7 +135,9 @@ class Restoring:
                     before = self._put(source, wrapping_key, force=asked.force)
                 restored = self._replayed(source, before, str(folder), is_elsewhere=is_elsewhere)
             is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
-            return restored.model_copy(update={"lacks_passphrase": is_in_slot})
+            return restored.model_copy(
+                update={"lacks_passphrase": is_in_slot, "left_in": self._left_in}
+            )
         except RefusedError as error:
             return error.refused
         except OSError as error:
@@ -321,6 +326,7 @@ class Restoring:
     def _put_slot(self, key_epoch: int, wrapping_key: bytes) -> None:
         if not (self._place.state / "slots").exists():
             self._slots.create(self._stamps.entropy(2 * SLOT_BYTES))
+        self._left_in = self._vault.leave()
         # As it is: a passphrase goes over it again, or another vault takes it, once it is served.
         self._vault.write(key_epoch, wrapping_key, InSlot())
         self._slots.destroy(key_epoch + 1, self._stamps.entropy(SLOT_BYTES))

@@ -288,6 +288,17 @@ class WrappingKeys:
         if not self._slots.read().get(key_epoch, b"").startswith(content):
             raise StorageFault("the slot file did not keep a key that it was given")
 
+    def leave(self) -> tuple[str, ...]:
+        """Destroys what vaults keep, before other slots come; those that could not be told to."""
+        left = []
+        for key_epoch, content in self._slots.read().items():
+            if isinstance(kept := _keeping(content), InVault):
+                try:
+                    self.destroy(key_epoch)
+                except KeptKey:
+                    left.append(kept.vault)
+        return tuple(dict.fromkeys(left))
+
     def destroy(self, key_epoch: int) -> None:
         """Destroys the key of an epoch, wherever it is kept, and its slot.
 

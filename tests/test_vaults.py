@@ -23,9 +23,12 @@ from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.keyring import open_recovery_copy
 from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 SPACE = "us_alice"
 PROGRAM = str(Path(sys.executable).with_name("memoranda"))
@@ -464,6 +467,31 @@ def test_a_host_brings_a_vault_of_its_own(opened):
     assert {key_epoch for _, key_epoch in service.keys} == {2}
     assert "kept by kms" in refused_by(opened).message
     assert opened(key_vault=service).audit.verify().findings == ()
+
+
+@pytest.mark.parametrize("kept_by", ["keyring", "kms"])
+def test_a_restore_by_code_destroys_what_a_vault_kept_of_the_ledger_or_names_it(
+    opened, folder, system, tmp_path, kept_by
+):
+    """With an old copy of the key file, that key opens what is forgotten from here on."""
+    service = Service()
+    vault = {"vault": "keyring"} if kept_by == "keyring" else {"key_vault": service}
+    with opened(**vault) as memory:
+        code = memory.recovery_code
+        memory.remember("I live in Kyoto")
+        memory.backup(tmp_path / "away")
+        (tmp_path / "away").rename(tmp_path / "drawer")
+        memory.rotate_keys()
+    settings = load_settings(space=SPACE, **folder)
+
+    report = restore(settings, Stamps(), tmp_path / "drawer", Asked(code=code, force=True))
+
+    assert (report.findings, report.is_served) == ((), True)
+    assert (report.left_in, len(service.keys)) == (
+        ((), 0) if kept_by == "keyring" else (("kms",), 1)
+    )
+    assert system.kept == {}
+    assert len(opened().records()) == 1
 
 
 class Fickle(Service):

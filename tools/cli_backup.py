@@ -151,6 +151,9 @@ def _restore_page(report: "RestoreReport") -> Iterator[RenderableType]:
             "yellow",
         )
     yield f"Key epoch {report.key_epoch} and term {report.term} are in force."
+    for vault in report.left_in:
+        shown = f"{vault} still keeps a key of before: remove it there, or an old copy tells"
+        yield line(f"{shown} what was forgotten since.", "yellow")
     if report.lacks_passphrase:
         message = (
             "No passphrase is over the wrapping key now: `memoranda keys passphrase` sets one."
