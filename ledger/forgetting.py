@@ -30,9 +30,9 @@ from memoranda.ledger.holding import (
     still_held,
     until_of,
 )
-from memoranda.ledger.log import ROTATIONS, Log
+from memoranda.ledger.log import Log
 from memoranda.ledger.receipts import ForgetReceipt, Receipt
-from memoranda.ledger.sealed_store import SealedStore
+from memoranda.ledger.sealed_store import ROTATIONS, SealedStore
 from memoranda.ledger.sources import parse_ref, subject
 from memoranda.ledger.stamps import Stamps, microseconds, moment_of, time_text
 from memoranda.ledger.witness import Copies

@@ -9,7 +9,7 @@ from pathlib import Path
 from memoranda.ledger.bundles import refuse_anothers, write_bundle
 from memoranda.ledger.ending import FORGOTTEN, SpaceEnded, end_keys, is_forgotten_space, naming
 from memoranda.ledger.engines import engine_of
-from memoranda.ledger.entries import Draft, Head, Selector, Tag
+from memoranda.ledger.entries import Draft, Head, Selector
 from memoranda.ledger.errors import (
     CLOSED,
     FORKED,
@@ -19,10 +19,10 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
-from memoranda.ledger.events import Attachment, KeysRotated, SpaceCreated, SpaceForgotten
+from memoranda.ledger.events import Attachment, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.oplog import say
-from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, OLD_KEYS, Place
+from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
@@ -37,7 +37,6 @@ NORMALIZATION = 1
 FIRST_KEY_EPOCH = 1
 """In force from the creation of a space until the log names another."""
 
-ROTATIONS = Selector(Tag("epoch", ""), (KeysRotated,))
 ANCHOR_EVENTS = 256
 """How far the log may go on before the anchor follows it."""
 
@@ -328,8 +327,7 @@ class Log:
             if is_forgotten_space(snapshot):
                 raise RefusedError(FORGOTTEN)
             self._keyring.heed_others()
-            if self._keyring.key_epoch < head.key_epoch:
-                raise RefusedError(OLD_KEYS)
+            SealedStore(snapshot, self._keyring, self.space).refuse_old_keys()
             if self._seen.position and self._seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()
@@ -438,8 +436,7 @@ class Log:
         with self.deciding() as store:
             key_epoch = self._keyring.key_epoch
             if store.head.key_epoch != key_epoch:
-                store.append(Draft(KeysRotated(key_epoch=key_epoch), tags=(ROTATIONS.tag,)))
-                store.set_key_epoch(key_epoch)
+                store.note_rotation(key_epoch)
 
     def _settle_bundles(self) -> None:
         """Rewrites what is out of date, all of them where an earlier version made them."""

@@ -326,7 +326,8 @@ class Restoring:
     def _put_slot(self, key_epoch: int, wrapping_key: bytes) -> None:
         if not (self._place.state / "slots").exists():
             self._slots.create(self._stamps.entropy(2 * SLOT_BYTES))
-        self._left_in = self._vault.leave()
+        with suppress(RefusedError):  # no valid slot names any
+            self._left_in = self._vault.leave()
         # As it is: a passphrase goes over it again, or another vault takes it, once it is served.
         self._vault.write(key_epoch, wrapping_key, InSlot())
         self._slots.destroy(key_epoch + 1, self._stamps.entropy(SLOT_BYTES))

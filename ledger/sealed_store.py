@@ -7,14 +7,16 @@ from eventsourcing.dcb.api import DCBQuery, DCBQueryItem
 
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import FRESH_KEY, Draft, Event, Head, Row, Selector, Tag
-from memoranda.ledger.errors import IntegrityFault
-from memoranda.ledger.events import Attachment, Header, TermCause, TermTaken, Value
+from memoranda.ledger.errors import IntegrityFault, RefusedError
+from memoranda.ledger.events import Attachment, Header, KeysRotated, TermCause, TermTaken, Value
 from memoranda.ledger.keyring import Keyring
+from memoranda.ledger.places import OLD_KEYS
 from memoranda.ledger.recorder import Asked, SealedEvent, Snapshot, Transaction
 from memoranda.ledger.sealing import NONCE_BYTES, SEAL_ENTROPY_BYTES
 from memoranda.ledger.shapes import read_body, stored_types
 from memoranda.ledger.stamps import Stamps
 
+ROTATIONS = Selector(Tag("epoch", ""), (KeysRotated,))
 TERM = Selector(Tag("term", ""), (TermTaken,))
 """Which host holds the term; none before a host first attached under a name."""
 
@@ -109,6 +111,15 @@ class SealedStore:
     def cursor_key(self) -> bytes:
         """Authenticates the cursors that a query hands out."""
         return self._keyring.cursor_key
+
+    def refuse_old_keys(self) -> None:
+        """Raises RefusedError where the log tells of a later key epoch than the key file knows."""
+        if (own := self._keyring.key_epoch) >= self.head.key_epoch:
+            return
+        # The head row is nobody's word; an event is.
+        headers = (event.header for event in self.select(ROTATIONS))
+        if any(isinstance(it, KeysRotated) and it.key_epoch > own for it in headers):
+            raise RefusedError(OLD_KEYS)
 
     def has_key(self, key_id: str) -> bool:
         """Whether a data key is still kept."""
@@ -240,6 +251,11 @@ class DecidingStore(SealedStore):
         if host is not None:
             since = self.head.position + 1
             self.take_term("attached", Attachment(host=host, since=since, clock=self.clock))
+
+    def note_rotation(self, key_epoch: int) -> None:
+        """Says on the log which key epoch is in force."""
+        self.append(Draft(KeysRotated(key_epoch=key_epoch), tags=(ROTATIONS.tag,)))
+        self.set_key_epoch(key_epoch)
 
     def take_term(self, cause: TermCause, holder: Attachment) -> None:
         """Raises the term for a host; whoever holds an older one appends nothing from here."""
