@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -284,12 +285,23 @@ def test_whoever_waits_too_long_for_the_head_is_told_that_it_is_busy(url, tmp_pa
 
 
 def test_a_commit_that_is_interrupted_as_it_waits_spoils_no_connection(url, tmp_path):
+    def is_waiting() -> bool:
+        with psycopg.connect(url, autocommit=True) as other:
+            return other.execute(WAITERS).fetchone() is not None
+
+    def interrupt() -> None:
+        while not is_waiting():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with own_memory(url, tmp_path) as memory, psycopg.connect(url) as raw:
         memory.publish("first", "fact")
         raw.execute("SELECT set_config('memoranda.space', %s, true)", (SPACE,))
         raw.execute("SELECT 1 FROM heads FOR UPDATE")
         for _ in range(2):  # what it asks is prepared when it is asked again
-            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            while is_waiting():  # who was interrupted, until the server notices
+                time.sleep(0.01)
+            threading.Thread(target=interrupt).start()
             with pytest.raises(KeyboardInterrupt):
                 memory.publish("second", "fact")
         raw.rollback()
