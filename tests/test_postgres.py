@@ -284,6 +284,15 @@ def test_whoever_waits_too_long_for_the_head_is_told_that_it_is_busy(url, tmp_pa
         assert memory.publish("key", "fact", operation_id="op-1").position == 2
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell lets what it runs in the background ignore this signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_commit_that_is_interrupted_as_it_waits_spoils_no_connection(url, tmp_path):
     def is_waiting() -> bool:
         with psycopg.connect(url, autocommit=True) as other:
