@@ -18,6 +18,7 @@ from memoranda.ledger.keyring import Keyring
 from memoranda.ledger.places import Place
 from memoranda.ledger.receipts import ForgetReceipt
 from memoranda.ledger.restoring import Asked
+from memoranda.ledger.sealed_store import SealedStore
 from memoranda.ledger.slots import SlotFile
 from memoranda.projections.audit import verify_chain
 from memoranda.projections.falling import Fall
@@ -597,6 +598,7 @@ def test_a_space_that_an_earlier_version_wrote_into_after_its_end_is_forgotten_a
     with monkeypatch.context() as earlier:
         earlier.setattr("memoranda.ledger.log.is_forgotten_space", lambda _: False)
         earlier.setattr(Keyring, "heed_others", lambda _: None)
+        earlier.setattr(SealedStore, "refuse_old_keys", lambda _: None)
         assert other.remember("After the end").to_revision == 1
 
     with pytest.raises(RefusedError, match="forgotten for good"):
