@@ -7,11 +7,8 @@ import psycopg
 
 from memoranda.ledger.errors import Refused
 from memoranda.tools.benchmarks.workload import FACT, at_once, rate_of, scratch
-from memoranda.tools.memory import open_memory
+from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.postgres_server import PostgresServer
-
-WARM = -1
-"""The number of the writer that makes the space of one person."""
 
 COMMITS = 1600
 """Commits of each run, over all its writers."""
@@ -40,7 +37,7 @@ def _rates(server: PostgresServer, folder: Path) -> Iterator[str]:
     def person(number: int) -> Callable[[], object]:
         return _publishing(server.url, folder, "person", number)
 
-    _publishing(server.url, folder, "person", WARM)
+    _opened(server.url, folder, "person").close()  # what is open here, no fork may use
     for writers, work, what, limit in (
         (32, people, "32 people", "0.25, aim 0.4"),
         (8, person, "8 writers on one", "0.10"),
@@ -57,7 +54,7 @@ def _rates(server: PostgresServer, folder: Path) -> Iterator[str]:
 
 
 def _publishing(url: str, folder: Path, space: str, number: int) -> Callable[[], object]:
-    memory = open_memory(space, data=folder / "data", state=folder / "state", engine=url)
+    memory = _opened(url, folder, space)
     turns = iter(range(COMMITS))
 
     def publish() -> None:
@@ -66,3 +63,7 @@ def _publishing(url: str, folder: Path, space: str, number: int) -> Callable[[],
         assert not isinstance(answer, Refused), answer
 
     return publish
+
+
+def _opened(url: str, folder: Path, space: str) -> Memory:
+    return open_memory(space, data=folder / "data", state=folder / "state", engine=url)
