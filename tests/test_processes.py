@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import threading
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,29 +239,32 @@ def test_a_lock_that_another_thread_holds_is_busy_after_the_wait(tmp_path):
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["with the gate", "without it"])
 def test_who_must_be_alone_is_not_overtaken_by_those_who_share_the_lock(tmp_path, is_shared):
-    path, entered, ended = tmp_path / "lock", threading.Barrier(3), threading.Event()
+    path, entered, ended = tmp_path / "lock", threading.Event(), threading.Event()
 
-    def share(turn: int) -> None:
-        lock = SpaceLock(path, wait_s=WAIT_S, is_shared=is_shared)
-        with lock.held(kind=fcntl.LOCK_SH):
-            entered.wait()
-            time.sleep(0.1 * turn)
+    def share() -> None:
+        """Holds it without a gap, by one lock after another, unless the next is not let in."""
+        current = ExitStack()
         while not ended.is_set():
-            with lock.held(kind=fcntl.LOCK_SH):
-                time.sleep(0.2)
+            following = ExitStack()
+            with suppress(RefusedError):
+                lock = SpaceLock(path, wait_s=0.5, is_shared=is_shared)
+                following.enter_context(lock.held(kind=fcntl.LOCK_SH))
+            current.close()
+            current = following
+            entered.set()
+            time.sleep(0.01)
+        current.close()
 
-    sharers = [threading.Thread(target=share, args=(turn,)) for turn in range(2)]
-    for sharer in sharers:
-        sharer.start()
+    sharer = threading.Thread(target=share)
+    sharer.start()
     entered.wait()
-    alone = SpaceLock(path, wait_s=1.0, is_shared=is_shared)
+    alone = SpaceLock(path, wait_s=WAIT_S if is_shared else 1.0, is_shared=is_shared)
     try:
-        with ExitStack() as held, nullcontext() if is_shared else pytest.raises(RefusedError):
-            held.enter_context(alone.held())
+        with nullcontext() if is_shared else pytest.raises(RefusedError), alone.held():
+            pass
     finally:
         ended.set()
-        for sharer in sharers:
-            sharer.join()
+        sharer.join()
 
 
 def test_the_lock_is_reentrant_in_its_thread_and_free_after_the_outermost(tmp_path):
