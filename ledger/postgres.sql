@@ -8,6 +8,7 @@
 --   INSERT INTO heads … ON CONFLICT                upsert by primary key                yes        yes         yes
 --   INSERT INTO events, tags, bodies               several inserts in one transaction   one shard  yes         yes
 --   SELECT … WHERE space = …, joins, UNION, max    joins on the distribution column     co-located yes         yes
+--   … CROSS JOIN LATERAL (SELECT … OFFSET 0)       lateral joins                        co-located yes         yes
 --   DELETE FROM bodies                             delete by primary key                yes        yes         yes
 --   BEGIN; SELECT / INSERT; … COMMIT               several statements in one text       yes        yes         yes
 --   PREPARE … AS, EXECUTE                          prepared statements, inside a text   yes        yes         yes

@@ -20,15 +20,11 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from memoranda.ledger import chain
 from memoranda.ledger.entries import Row
-from memoranda.ledger.errors import (
-    OutcomeUnknown,
-    Refusal,
-    Refused,
-    RefusedError,
-    StorageFault,
-)
+from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.recorder import Asked, Recorder
 from memoranda.ledger.sql_log import (
+    AT_POSITIONS,
+    BODIES,
     HEAD,
     SQLSnapshot,
     SQLTransaction,
@@ -63,6 +59,22 @@ PREPARED_MAX = 100
 PREPARED_CHARS_MAX = 4_000
 """Three times a usual boundary; of one of a hundred look-ups the server would keep megabytes."""
 
+BY_KEY = {
+    AT_POSITIONS: (
+        "p CROSS JOIN LATERAL"
+        " (SELECT * FROM events WHERE space = ? AND position = p.position OFFSET 0) e"
+        f" {BODIES} WHERE true"
+    ),
+    BODIES: (
+        "LEFT JOIN LATERAL"
+        " (SELECT * FROM bodies WHERE space = e.space AND position = e.position OFFSET 0) b ON true"
+    ),
+}
+"""Joins that hold the planner to the primary key, whatever it believes of a table's size.
+
+Where it takes a space to have two events it walks through them all, and keeps that plan.
+"""
+
 Statement = tuple[str, Sequence[object]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
 
@@ -94,14 +106,22 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def _text(self, sql: str, count: int) -> str:
         if name := self._names.get(sql):
             return f"EXECUTE {name}({', '.join(['%s'] * count)})"
+        spelled = _spelled(sql)
         if sql not in self._met or not count:
             if len(self._met) < PREPARED_MAX and len(sql) < PREPARED_CHARS_MAX:
                 self._met.add(sql)
-            return sql.replace("?", "%s")
+            return spelled.replace("?", "%s")
         self._names[sql] = f"memoranda_{len(self._names)}"
         numbers = iter(range(1, count + 1))
-        numbered = re.sub(r"\?", lambda _: f"${next(numbers)}", sql)
+        numbered = re.sub(r"\?", lambda _: f"${next(numbers)}", spelled)
         return f"PREPARE {self._names[sql]} AS {numbered}; {self._text(sql, count)}"
+
+
+def _spelled(sql: str) -> str:
+    """The shared SQL as this engine is to read it."""
+    for shared, own in BY_KEY.items():
+        sql = sql.replace(shared, own)
+    return sql
 
 
 class Session:

@@ -19,14 +19,21 @@ LOOKUPS_MAX = 400
 CLOCK_MAX_US = 221_845_392_000_000_000
 """The year 9000: a later reading could not be followed by others that time can still write."""
 
-HEAD = """SELECT h.position, h.chain, h.term, h.key_epoch, e.recorded_at, e.type
-  FROM heads h LEFT JOIN events e ON e.space = h.space AND e.position = h.position
- WHERE h.space = ?"""
+HEAD = """SELECT position, chain, term, key_epoch,
+       (SELECT recorded_at FROM events e WHERE e.space = h.space AND e.position = h.position),
+       (SELECT type FROM events e WHERE e.space = h.space AND e.position = h.position)
+  FROM heads h WHERE space = ?"""
 """The head row, with time and type of the event that it names."""
 
+BODIES = "LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"
+"""Beside events `e`: the bodies that are left of them."""
+
+AT_POSITIONS = f"p CROSS JOIN events e {BODIES} WHERE e.space = ? AND e.position = p.position"
+"""Behind a few positions: their events. Left alone, SQLite walks the whole log first."""
+
 _COLUMNS = """e.position, e.type, e.recorded_at, e.header, e.tags, e.commitment, e.chain,
-       b.key_id, b.sealed
-  FROM events e LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"""
+       b.key_id, b.sealed"""
+_EVENTS = f"SELECT {_COLUMNS} FROM events e {BODIES}"
 
 
 class Cursor(Protocol):
@@ -88,19 +95,16 @@ class SQLSnapshot:
         limit = _ALL if limit is None else limit
         if query is None or not query.items:
             rows = self._connection.execute(
-                f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position > ?"
-                " ORDER BY e.position LIMIT ?",
+                f"{_EVENTS} WHERE e.space = ? AND e.position > ? ORDER BY e.position LIMIT ?",
                 (self._space, after, limit),
             )
             return _in_order([_row(row) for row in rows.fetchall()], after)
         parts = [self._positions(item) for item in query.items]
         positions = " UNION ".join(sql for sql, _ in parts)
         values = [value for _, item_values in parts for value in item_values]
-        # The few positions first, then their events: left alone, SQLite walks the whole log.
         rows = self._connection.execute(
-            f"SELECT {_COLUMNS.replace('FROM', f'FROM ({positions}) p CROSS JOIN', 1)}"
-            " WHERE e.space = ? AND e.position = p.position AND e.position > ?"
-            " ORDER BY e.position LIMIT ?",
+            f"SELECT {_COLUMNS} FROM ({positions}) {AT_POSITIONS}"
+            " AND e.position > ? ORDER BY e.position LIMIT ?",
             (*values, self._space, after, limit),
         )
         return [_row(row) for row in rows.fetchall()]
@@ -111,7 +115,7 @@ class SQLSnapshot:
         for first in range(0, len(positions), PAGE):
             page = positions[first : first + PAGE]
             marks = ", ".join("?" * len(page))
-            sql = f"SELECT {_COLUMNS} WHERE e.space = ? AND e.position IN ({marks})"
+            sql = f"{_EVENTS} WHERE e.space = ? AND e.position IN ({marks})"
             rows += self._connection.execute(sql, (self._space, *page)).fetchall()
         return [_row(row) for row in rows]
 
@@ -216,7 +220,7 @@ class SQLTransaction(SQLSnapshot):
     def bodies_under(self, key_id: str) -> list[Row]:
         """The events whose bodies lie under a key; for keys that several share."""
         rows = self._connection.execute(
-            f"SELECT {_COLUMNS} WHERE b.space = ? AND b.key_id = ? ORDER BY e.position",
+            f"{_EVENTS} WHERE b.space = ? AND b.key_id = ? ORDER BY e.position",
             (self._space, key_id),
         )
         return [_row(row) for row in rows.fetchall()]
@@ -270,8 +274,7 @@ def _sql_under(asked: tuple[tuple[tuple[str, ...], bool], ...]) -> str:
         for n, (types, newest) in enumerate(asked)
         for each in types
     )
-    events = _COLUMNS.replace("FROM", f"FROM ({positions}) p CROSS JOIN", 1)
-    return f"SELECT p.n, {events} WHERE e.space = ? AND e.position = p.position"
+    return f"SELECT p.n, {_COLUMNS} FROM ({positions}) {AT_POSITIONS}"
 
 
 def found_under(asked: Sequence[Asked], columns: Iterable[Sequence[Any]]) -> list[list[Row]]:

@@ -1,12 +1,14 @@
 """What only a server can do to a log: its processes die, its walls hold, its settings deceive."""
 
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +245,18 @@ def test_a_commit_makes_two_journeys_whatever_it_must_look_at(url, tmp_path, mon
             assert [text[-1] == "COMMIT" for text in texts] == [False, True]
 
 
-@pytest.mark.parametrize("is_ours", [True, False], ids=["as we ask", "as the server would"])
-def test_what_a_commit_reads_goes_by_keys_however_small_the_tables_were_when_it_was_planned(
-    url, tmp_path, monkeypatch, is_ours
+def every_plan(raw: Connection, asked: dict[str, Sequence[object]]) -> Iterator[list[str]]:
+    for sql, values in asked.items():
+        if sql.startswith("SELECT") and " FROM " in sql and values:
+            spelled = postgres_log._spelled(sql).replace("?", "%s")
+            plan = raw.execute(f"EXPLAIN {spelled}".encode(), values)
+            yield [line.strip() for (line,) in plan]
+
+
+@pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "uncounted"])
+@pytest.mark.parametrize("as_whom", [str, as_owner], ids=["under policies", "as superuser"])
+def test_what_is_read_goes_by_keys_however_small_the_tables_were_when_it_was_planned(
+    url, tmp_path, monkeypatch, is_counted, as_whom
 ):
     asked, sent = {}, Connection.sent
 
@@ -257,18 +268,35 @@ def test_what_a_commit_reads_goes_by_keys_however_small_the_tables_were_when_it_
     with own_memory(url, tmp_path) as memory:
         record_id = memory.publish("key", "fact").record_id
         memory.correct(record_id, 1, "another fact")
-    plans = []
-    with Connection.connect(as_owner(url), autocommit=True) as raw:
-        raw.execute("ANALYZE")
-        if is_ours:
-            postgres_log._configure(raw)
-        for sql, values in asked.items():
-            if sql.startswith("SELECT") and " FROM " in sql and values:
-                plan = sent(raw, [(f"EXPLAIN {sql}", values)])
-                plans.append("\n".join(line for (line,) in plan))
+        memory.forget(record_id, 2)
+        assert memory.audit.verify(with_index=True).findings == ()
+    monkeypatch.undo()
+    with Connection.connect(as_owner(url), autocommit=True) as owner:
+        if is_counted:
+            owner.execute("ANALYZE")
+    with Connection.connect(as_whom(url), autocommit=True) as raw:
+        raw.execute("SELECT set_config('memoranda.space', %s, false)", [SPACE])
+        monkeypatch.setattr(postgres_log, "BY_KEY", {})
+        left_alone = [*every_plan(raw, asked)]
+        monkeypatch.undo()
+        postgres_log._configure(raw)
+        plans = [*every_plan(raw, asked)]
 
-    assert len(plans) > 2
-    assert any("Seq Scan" in plan for plan in plans) is not is_ours
+    assert len(plans) > 5
+    assert [plan for plan in plans if not goes_by_keys(plan)] == []
+    assert not all(map(goes_by_keys, left_alone))
+
+
+def goes_by_keys(plan: list[str]) -> bool:
+    """Whether it reads no table as a whole, and none but that of heads by the space alone."""
+    reads = [line for line in plan if re.search(r"\b(Seq|Bitmap|Hash|Merge|Materialize)\b", line)]
+    by_space = [
+        conditions
+        for scan, conditions in pairwise(plan)
+        if conditions.startswith("Index Cond:") and " AND " not in conditions
+        if " on heads " not in scan
+    ]
+    return not reads + by_space
 
 
 def test_whoever_waits_too_long_for_the_head_is_told_that_it_is_busy(url, tmp_path, monkeypatch):
@@ -425,14 +453,13 @@ def test_a_missing_filter_in_the_product_itself_is_stopped(url, tmp_path, monkey
     two_people(url, tmp_path)
     from memoranda.ledger import sql_log
 
-    unfiltered = sql_log._COLUMNS.replace("b.space = e.space AND ", "")
-    monkeypatch.setattr(sql_log, "_COLUMNS", unfiltered)
+    bodies = sql_log.BODIES.replace("b.space = e.space AND ", "")
+    unfiltered = f"SELECT {sql_log._COLUMNS} FROM events e {bodies}"
     monkeypatch.setattr(
         sql_log.SQLSnapshot,
         "read",
         lambda self, *_: [
-            sql_log._row(row)
-            for row in self._connection.execute(f"SELECT {unfiltered} WHERE true").fetchall()
+            sql_log._row(row) for row in self._connection.execute(unfiltered).fetchall()
         ],
     )
     space = PostgresSpace(url, "us_alice")
