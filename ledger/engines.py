@@ -9,7 +9,7 @@ from memoranda.ledger.sqlite_log import SQLiteFile
 def engine_of(place: Place) -> Engine:
     """What keeps the log of a place; raises RefusedError where its driver is not installed."""
     if place.engine is None:
-        return SQLiteFile(place.data / "ledger.db", place.space)
+        return SQLiteFile(place.data / place.log, place.space)
     try:
         from memoranda.ledger.postgres_log import PostgresSpace  # noqa: PLC0415  # an extra
     except ImportError as error:

@@ -33,6 +33,8 @@ class Head(NamedTuple):
     type: str = ""
 
 
+UNSEEN = Head(0, b"", 0, 0, 0)
+
 B = TypeVar("B", bound=Value)
 
 

@@ -30,7 +30,7 @@ from memoranda.ledger.sealing import (
     unwrap,
     wrap,
 )
-from memoranda.ledger.sqlite_files import connect, identity_of, transaction, truncate_wal
+from memoranda.ledger.sqlite_files import connect, transaction, truncate_wal, watch
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import Keeping, KeptKey, WrappingKeys
 
@@ -55,6 +55,7 @@ KeyRow = tuple[str, int, bytes]
 """Key id, key epoch and the wrapped key, as `keys` holds them."""
 
 _BUNDLES = "bundles/v1"
+_TAGS = "tags/v1"
 _SECRET_ROW = "secret"  # noqa: S105  # the row's name, not a password
 _RECOVERY_ROW = "recovery/public"
 _RECOVERY_SECRET_ROW = "recovery"  # noqa: S105  # what earlier versions kept in its place
@@ -75,7 +76,7 @@ class Keyring:
         self._vault = vault
         self._stamps = stamps
         self._connection = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
-        self._path, self._identity = path, identity_of(path)
+        self._has_moved = watch(path)
         self._wrapping_keys: dict[int, bytes] = {}
         self._open_keys: dict[str, BodyKey] = {}
         self._pool: list[tuple[str, bytes]] = []
@@ -86,8 +87,7 @@ class Keyring:
 
     def close(self) -> None:
         """Truncates the write-ahead log and closes; under the space lock."""
-        # A connection closed under another thread's statement would end the whole process.
-        with self._guard:
+        with self._guard:  # closed under another thread's statement, it would end the process
             self.truncate()
             self._connection.close()
 
@@ -121,7 +121,7 @@ class Keyring:
     @cached_property
     def tag_key(self) -> bytes:
         """Blinds every tag of the space; it never changes."""
-        return derive(self._secret(_SECRET_ROW), "tags/v1")
+        return derive(self._secret(_SECRET_ROW), _TAGS)
 
     def _blinded(self, kind: str, name: str) -> str:
         return blind(self.tag_key, kind, name)
@@ -191,11 +191,13 @@ class Keyring:
 
     def heed_others(self) -> None:
         """Forgets every opened key, once another process has written to the key file."""
-        if not self._path.exists() or identity_of(self._path) != self._identity:
+        if self._has_moved():
             raise RefusedError(CLOSED)  # the space has ended, and another begun in its place
         with self._guard:
             if (version := self._first("PRAGMA data_version")) != self._version:
                 self.drop_cached()
+                if derive(self._secret(_SECRET_ROW), _TAGS) != self.tag_key:
+                    raise RefusedError(CLOSED)  # a restore has put another ledger in its place
                 # They were minted together: a restore takes all of them away, and else nobody any.
                 if self._pool and not self.holds(self._pool[-1][0]):
                     self._pool.clear()

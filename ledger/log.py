@@ -74,7 +74,6 @@ class Log:
         self._stamps = stamps
         self.engine = engine_of(place)
         self.anchor, self.journal, self.copies = witnesses(place.state)
-        self._seen = Head(0, b"", 0, 0, 0)
         self._vault = WrappingKeys(SlotFile(place.state / "slots"), place.space, stamps, unlocking)
         self._look_before(place, create=create)
         self._lock = SpaceLock(place.data / "lock", BUSY_WAIT_S, is_shared=self.engine.is_shared)
@@ -90,7 +89,8 @@ class Log:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
             self._keyring.check()
-            self._refuse_rollback()
+            with self._recorder.reading() as snapshot:
+                self._refuse_rollback(snapshot)
             self._join()
             self._settle_keys()
             self._settle_bundles()
@@ -125,7 +125,7 @@ class Log:
             self._refuse_if_fenced(store)
             was_newcomer = store.newcomer is not None
             yield store
-            self._seen = transaction.head
+            self._recorder.seen = transaction.head
             holder = holder_of(store) if was_newcomer and store.newcomer is None else None
         # Not before it is durable: a host whose first append failed has not attached.
         if holder is not None:
@@ -157,7 +157,7 @@ class Log:
     @property
     def seen(self) -> Head:
         """The head as this opening last saw it; what others appended since is not in it."""
-        return self._seen
+        return self._recorder.seen
 
     @property
     def host_tag(self) -> str:
@@ -323,15 +323,17 @@ class Log:
         # Not before the snapshot: none that began without the mark holds what a restore has put.
         self.place.refuse_unrestored()
         # What another process appended may be a forget, a rotation, or the end of the space.
-        if (head := snapshot.head) != self._seen:
+        if (head := snapshot.head) != (seen := self._recorder.seen):
             if is_forgotten_space(snapshot):
                 raise RefusedError(FORGOTTEN)
             self._keyring.heed_others()
+            if not snapshot.goes_on:
+                self._refuse_rollback(snapshot)  # a restore here has moved the anchor
             SealedStore(snapshot, self._keyring, self.space).refuse_old_keys()
-            if self._seen.position and self._seen.key_epoch != head.key_epoch:
+            if seen.position and seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()
-            self._seen = head
+            self._recorder.seen = head
 
     def _is_new(self, place: Place) -> bool:
         """Whether nothing was written yet; ends what a forgotten space left, and refuses it."""
@@ -354,14 +356,14 @@ class Log:
         self._vault.unlock()  # before the lock, since a passphrase takes its time
         make_folder(place.data)
 
-    def _refuse_rollback(self) -> None:
+    def _refuse_rollback(self, snapshot: Snapshot) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""
-        anchor = None if self.place.is_restoring else self.anchor.read()
-        if anchor is None or anchor.position == 0:
-            return
-        with self.reading() as store:
-            if not anchor.stands_on(store.head, store.chain_at(anchor.position)):
-                raise RefusedError(anchor.contradicted_by(store.head))
+        seen = self._recorder.seen
+        anchor = None if self.place.is_restoring else self.anchor.read() or Anchor.of(seen)
+        if anchor and anchor.position:
+            there = SealedStore(snapshot, self._keyring, self.space).chain_at(anchor.position)
+            if not anchor.stands_on(snapshot.head, there):
+                raise RefusedError(anchor.contradicted_by(snapshot.head))
 
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.

@@ -45,6 +45,8 @@ class Place:
     state: Path
     engine: str | None = field(default=None, repr=False)
     """The server that keeps the log, as a URL; None for a file in the folder of data."""
+    log: str = "ledger.db"
+    """The file in the folder of data that keeps the log, where no server does."""
     is_restoring: bool = False
     """Whether a restore opens it, before it may be served."""
 

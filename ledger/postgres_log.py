@@ -19,13 +19,12 @@ import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from memoranda.ledger import chain
-from memoranda.ledger.entries import Row
+from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.recorder import Asked, Recorder
 from memoranda.ledger.sql_log import (
     AT_POSITIONS,
     BODIES,
-    HEAD,
     SQLSnapshot,
     SQLTransaction,
     copy_log,
@@ -168,15 +167,15 @@ class PostgresTransaction(SQLTransaction):
     """The deciding transaction: its head is taken before anything else is read."""
 
     def __init__(
-        self, session: Session, space: str, stamps: Stamps, first: Sequence[Asked] = ()
+        self, session: Session, space: str, stamps: Stamps, seen: Head, first: Sequence[Asked]
     ) -> None:
         self._session = session
         self._first = list(first)
-        super().__init__(session, space, stamps)
+        super().__init__(session, space, stamps, seen)
 
     def _head_row(self) -> tuple[Any, ...]:
         # What stands behind the lock in one text sees what was there when the lock was had.
-        look: list[Statement] = [(_TAKE, (self._space,)), (HEAD, (self._space,))]
+        look: list[Statement] = [(_TAKE, (self._space,)), self._head_asked()]
         if self._first:
             look.append(under(self._space, self._first))
         taken, head, *found = self._session.rows(look)
@@ -220,15 +219,17 @@ class PostgresSpace:
             row = found.fetchone()
         return row is not None and row[0] != 0
 
-    def put(self, copy: Path) -> None:
+    def put(self, copy: Path) -> Head:
         """In one transaction; only in such a one do the tables let a log be removed."""
         with (
             closing(connect_copy(copy, schema_number=SCHEMA_NUMBER)) as source,
             self._session() as session,
         ):
             session.execute(_TAKE, (self._space,))
+            replaced = SQLSnapshot(session, self._space).head
             self._remove(session)
             copy_log(SQLiteSnapshot(source, self._space), session, self._space)
+        return replaced
 
     def set_aside(self, file: Path) -> None:
         """Copies the log into the file, and removes it."""
@@ -282,7 +283,7 @@ class PostgresRecorder(Recorder):
             self._pool.connection(WAIT_S) as raw,
         ):
             session = Session(raw, self._space, _DECIDE)
-            transaction = PostgresTransaction(session, self._space, self._stamps, first)
+            transaction = PostgresTransaction(session, self._space, self._stamps, self.seen, first)
             before = transaction.head
             yield transaction
             if transaction.head == before:
@@ -300,7 +301,7 @@ class PostgresRecorder(Recorder):
         try:
             with self._pool.connection(WAIT_S) as raw:
                 session = Session(raw, self._space, _READ)
-                yield SQLSnapshot(session, self._space)
+                yield SQLSnapshot(session, self._space, self.seen)
                 session.execute("ROLLBACK")
         except (psycopg.Error, PoolTimeout) as error:
             raise StorageFault("the log could not be read from the server") from error

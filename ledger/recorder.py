@@ -20,7 +20,7 @@ from eventsourcing.dcb.api import (
 from eventsourcing.dcb.popo import SimpleDCBReadResponse
 from eventsourcing.persistence import IntegrityError, ProgrammingError
 
-from memoranda.ledger.entries import Head, Row
+from memoranda.ledger.entries import UNSEEN, Head, Row
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
 
@@ -48,6 +48,8 @@ class Snapshot(Protocol):
     """One consistent state of a space's log, over opaque tags and bytes."""
 
     head: Head
+    goes_on: bool
+    """Whether the log goes on from the head that was seen before."""
 
     def under(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """The events under each of some tags, in order; where only the newest, no other costs."""
@@ -117,6 +119,9 @@ class Recorder(DCBRecorder):
     `deciding()` and `reading()` are what the product uses; `read`, `append` and `subscribe` are
     the library's recorder interface over the same two, which its conformance suite exercises.
     """
+
+    seen = UNSEEN
+    """The head as its user last saw it: each snapshot tells whether the log goes on from there."""
 
     has_failed = False
     """Whether a durable write failed: nothing is answered until the log is opened again."""
@@ -203,8 +208,11 @@ class Engine(Protocol):
         """Whether there is a log of this space; raises RefusedError for what is not ours."""
         ...
 
-    def put(self, copy: Path) -> None:
-        """Puts a copy, as `copy_to` writes it, in place of the log, in one transaction."""
+    def put(self, copy: Path) -> Head:
+        """Puts a copy, as `copy_to` writes it, in place of the log, in one transaction.
+
+        The head of the log that was there.
+        """
         ...
 
     def set_aside(self, file: Path) -> None:

@@ -54,7 +54,12 @@ def sweep(data: Path) -> None:
     """Takes away the copies of a log that restores have left: one that is not held is a crash's."""
     for left in data.glob("restoring-*.db"):
         with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
-            left.unlink(missing_ok=True)
+            _take_away(left)
+
+
+def _take_away(database: Path) -> None:
+    for name in ("-wal", "-shm", ""):
+        database.with_name(database.name + name).unlink(missing_ok=True)
 
 
 class Restored(Value):
@@ -129,14 +134,19 @@ class Restoring:
                 with suppress(RefusedError):
                     self._vault.unlock()  # what does not open is asked for by its code
                 wrapping_key = self._wrapping_key(source, asked.code)
-                is_elsewhere = not (self._place.state / "slots").exists()
                 make_folder(self._place.state)
                 with self._lock.held():
-                    before = self._put(source, wrapping_key, force=asked.force)
-                restored = self._replayed(source, before, str(folder), is_elsewhere=is_elsewhere)
+                    before = self._prepared(source, wrapping_key, force=asked.force)
+                known = _anchor_in(witnesses(self._place.state)[0])
+                restored = self._replayed(source, before, str(folder))
+                with self._lock.held():
+                    replaced = Anchor.of(self._engine.put(source.path))
+                # What this machine knew of was told of before, or a stopped restore has put it.
+                gone = self._gone(source, before if replaced == known else max(before, replaced))
+            self._stamps.step("restore:log")
             is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
             return restored.model_copy(
-                update={"lacks_passphrase": is_in_slot, "left_in": self._left_in}
+                update=gone | {"lacks_passphrase": is_in_slot, "left_in": self._left_in}
             )
         except RefusedError as error:
             return error.refused
@@ -162,7 +172,7 @@ class Restoring:
             with flocked(Path(name), fcntl.LOCK_EX, 0):
                 yield Path(name)
         finally:
-            Path(name).unlink(missing_ok=True)
+            _take_away(Path(name))
             with suppress(OSError):  # none is empty any more, unless it was refused
                 for folder in made:
                     folder.rmdir()
@@ -242,8 +252,8 @@ class Restoring:
 
     # -- into its place ---------------------------------------------------------------------
 
-    def _put(self, source: _Source, wrapping_key: bytes | None, *, force: bool) -> Anchor:
-        """Keys, journal and log as the backup has them; the anchor of before."""
+    def _prepared(self, source: _Source, wrapping_key: bytes | None, *, force: bool) -> Anchor:
+        """Keys and journal as the backup has them; the anchor of before."""
         is_anothers = self._data_set_here() not in {None, source.bundle.data_set}
         self._refuse_unknown(source.bundle, is_anothers=is_anothers)
         before = self._marked(source, force=force, is_anothers=is_anothers)
@@ -253,8 +263,6 @@ class Restoring:
         if wrapping_key is not None:
             self._put_keys(source.bundle, wrapping_key)
         self._stamps.step("restore:keys")
-        self._engine.put(source.path)
-        self._stamps.step("restore:log")
         return before
 
     def _marked(self, source: _Source, *, force: bool, is_anothers: bool) -> Anchor:
@@ -262,10 +270,12 @@ class Restoring:
         mark = AnchorFile(self._place.mark)
         if (before := _anchor_in(mark)) is not None:
             return before
-        if not force:
-            self._refuse_if_ahead(source)
-        here = None if is_anothers else _anchor_in(witnesses(self._place.state)[0])
-        seen = [it for it in (here, source.bundle.anchor) if it is not None]
+        log = self._log_here()
+        if not force and log and not self._stands_in(source, log):
+            message = "the ledger here goes further than the backup, or another way; --force puts"
+            raise _refused("force", f"{message} the backup in its place all the same")
+        here = [] if is_anothers else [_anchor_in(witnesses(self._place.state)[0]), log]
+        seen = [it for it in [*here, source.bundle.anchor] if it is not None]
         # What is lost is told of: the longest line may be the one that comes back.
         before = max([it for it in seen if not self._stands_in(source, it)] or seen)
         mark.write(before)
@@ -303,25 +313,22 @@ class Restoring:
         left |= SPACE_ROWS if keeps else set()
         install_rows(path, (row for row in bundle.keys if row[0] not in left), keeps=keeps)
 
-    def _refuse_if_ahead(self, source: _Source) -> None:
-        """What is here may be replaced when the backup goes on from it, or it cannot be read."""
+    def _log_here(self) -> Anchor | None:
+        """How far the log is that is to be replaced; None where there is none that can be read."""
         try:
             if not self._engine.exists():
-                return
+                return None
             with (
                 closing(self._engine.recorder(self._lock, self._stamps)) as recorder,
                 recorder.reading() as snapshot,
             ):
-                head = snapshot.head
+                return Anchor.of(snapshot.head)
         except (StorageFault, IntegrityFault):
-            return
+            return None
         except RefusedError as error:
             if error.refused.refusal is not Refusal.SPACE_UNKNOWN:
                 raise
-            return
-        if not self._stands_in(source, Anchor.of(head)):
-            message = "the ledger here goes further than the backup, or another way; --force puts"
-            raise _refused("force", f"{message} the backup in its place all the same")
+            return None
 
     def _put_slot(self, key_epoch: int, wrapping_key: bytes) -> None:
         if not (self._place.state / "slots").exists():
@@ -334,16 +341,16 @@ class Restoring:
 
     # -- what it must forget again ------------------------------------------------------------
 
-    def _replayed(
-        self, source: _Source, before: Anchor, folder: str, *, is_elsewhere: bool
-    ) -> Restored:
+    def _replayed(self, source: _Source, before: Anchor, folder: str) -> Restored:
+        """Forgets again in the copy: whoever has the log open sees all of it come at once."""
         opened = partial(Log, create=False, host=self._host, unlocking=self._unlocking)
-        with closing(opened(self._place, self._stamps)) as log:
+        place = replace(self._place, engine=None, log=source.path.name)
+        with closing(opened(place, self._stamps)) as log:
             rows = log.journal.read()
             with log.deciding() as store:
                 store.attach()
                 holder = holder_of(store)
-                if is_elsewhere:  # the machine of before is fenced, under this name too
+                if self._engine.is_shared:  # other machines are fenced, under this name too
                     since, clock = store.head.position + 1, store.clock
                     holder = Attachment(host=log.host, since=since, clock=clock)
                 store.take_term("restored", holder)
@@ -356,22 +363,23 @@ class Restoring:
             with self._backup_lock.held(), log.exclusive():
                 self._own(log, source.bundle, folder)
             self._stamps.step("restore:destinations")
-        gone = self._gone(source, before)
         return Restored(
             position=source.copy.position,
             recorded_at=source.copy.recorded_at,
             forgotten_again=again.records,
             messages_lost=again.messages,
-            gone=gone,
-            gone_until=time_text(moment_of(before.recorded_at)) if gone else None,
+            gone=0,
+            gone_until=None,
             key_epoch=source.bundle.key_epoch,
             term=term,
         )
 
-    def _gone(self, source: _Source, before: Anchor) -> int:
+    def _gone(self, source: _Source, before: Anchor) -> dict[str, object]:
         """How many events the anchor had seen that are not there now; at least its own, if so."""
-        is_there = self._stands_in(source, before)
-        return 0 if is_there else max(1, before.position - source.copy.position)
+        if self._stands_in(source, before):
+            return {}
+        until = time_text(moment_of(before.recorded_at))
+        return {"gone": max(1, before.position - source.copy.position), "gone_until": until}
 
     def _stands_in(self, source: _Source, anchor: Anchor) -> bool:
         """Whether the copy goes on from an anchor."""

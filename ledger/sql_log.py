@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from eventsourcing.dcb.api import DCBEvent, DCBQuery, DCBQueryItem
 
 from memoranda.ledger import chain
-from memoranda.ledger.entries import Head, Row
+from memoranda.ledger.entries import UNSEEN, Head, Row
 from memoranda.ledger.errors import IntegrityFault, StorageFault
 from memoranda.ledger.recorder import Asked, SealedEvent
 from memoranda.ledger.stamps import Stamps, microseconds
@@ -21,9 +21,10 @@ CLOCK_MAX_US = 221_845_392_000_000_000
 
 HEAD = """SELECT position, chain, term, key_epoch,
        (SELECT recorded_at FROM events e WHERE e.space = h.space AND e.position = h.position),
-       (SELECT type FROM events e WHERE e.space = h.space AND e.position = h.position)
+       (SELECT type FROM events e WHERE e.space = h.space AND e.position = h.position),
+       (SELECT chain FROM events e WHERE e.space = h.space AND e.position = ?)
   FROM heads h WHERE space = ?"""
-"""The head row, with time and type of the event that it names."""
+"""The head row, with time and type of the event that it names, and the link at a position."""
 
 BODIES = "LEFT JOIN bodies b ON b.space = e.space AND b.position = e.position"
 """Beside events `e`: the bodies that are left of them."""
@@ -63,22 +64,28 @@ class Connection(Protocol):
 class SQLSnapshot:
     """One consistent state of the log."""
 
-    def __init__(self, connection: Connection, space: str) -> None:
+    def __init__(self, connection: Connection, space: str, seen: Head = UNSEEN) -> None:
         self._connection = connection
         self._space = space
+        self._seen = seen
+        self.goes_on = seen.position == 0
         self.head = self._head()
 
     def _head(self) -> Head:
         row = self._head_row()
         if row is None:
             return Head(0, chain.origin(self._space), 0, 0, 0)
-        position, link, term, key_epoch, recorded_at, event_type = row
+        position, link, term, key_epoch, recorded_at, event_type, link_seen = row
         if tuple(map(type, row[:4])) != (int, bytes, int, int) or position < 0:
             raise IntegrityFault("the head row is damaged")
+        self.goes_on |= link_seen == self._seen.chain
         return Head(position, link, term, key_epoch, _time(recorded_at), str(event_type or ""))
 
     def _head_row(self) -> tuple[Any, ...] | None:
-        return self._connection.execute(HEAD, (self._space,)).fetchone()
+        return self._connection.execute(*self._head_asked()).fetchone()
+
+    def _head_asked(self) -> tuple[str, tuple[object, ...]]:
+        return HEAD, (self._seen.position, self._space)
 
     def under(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """The events under each of some tags, in order; where only the newest, no other costs."""
@@ -164,8 +171,10 @@ class SQLSnapshot:
 class SQLTransaction(SQLSnapshot):
     """The deciding transaction: what is read here cannot change before it is appended to."""
 
-    def __init__(self, connection: Connection, space: str, stamps: Stamps) -> None:
-        super().__init__(connection, space)
+    def __init__(
+        self, connection: Connection, space: str, stamps: Stamps, seen: Head = UNSEEN
+    ) -> None:
+        super().__init__(connection, space, seen)
         self.clock = microseconds(stamps.now())
         """The clock's own reading, in microseconds: what is early, expired or in the future."""
         self.now = max(self.clock, self.head.recorded_at + 1)

@@ -123,6 +123,12 @@ def identity_of(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def watch(path: Path) -> Callable[[], bool]:
+    """Tells, from now on, whether the file is gone, or another has taken its name."""
+    identity = identity_of(path)
+    return lambda: not path.exists() or identity_of(path) != identity
+
+
 @contextmanager
 def _connected(path: Path, name: str, *, uri: bool = False) -> Iterator[sqlite3.Connection]:
     """A new connection, for a block that makes it ready; when that fails it is closed."""
@@ -155,6 +161,7 @@ def connect(
             _create(connection, path, schema, schema_number)
         _check_identity(connection, path, schema_number)
         _upgrade(connection, path, schema_number)
+        connection.execute("PRAGMA journal_mode=WAL")  # which a copy at rest has left
         _set_pragmas(connection, synchronous=1 if is_disposable else 2)
     return connection
 

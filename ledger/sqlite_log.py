@@ -7,7 +7,10 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from memoranda.ledger.entries import UNSEEN, Head
 from memoranda.ledger.errors import (
+    CLOSED,
+    IntegrityFault,
     OutcomeUnknown,
     Refusal,
     Refused,
@@ -26,6 +29,7 @@ from memoranda.ledger.sqlite_files import (
     transaction,
     truncate_wal,
     usable,
+    watch,
 )
 from memoranda.ledger.stamps import Stamps
 
@@ -104,18 +108,22 @@ class SQLiteFile:
         refuse_foreign(self._path)
         return self._path.exists() and self._path.stat().st_size > 0
 
-    def put(self, copy: Path) -> None:
+    def put(self, copy: Path) -> Head:
         """Page by page in one transaction: whoever has the file open sees it change, whole."""
         opened = partial(connect, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
         with (
             closing(connect_copy(copy, schema_number=SCHEMA_NUMBER)) as source,
             closing(opened(usable(self._path, SCHEMA, SCHEMA_NUMBER))) as here,
         ):
+            replaced = UNSEEN
+            with suppress(sqlite3.Error, IntegrityFault):
+                replaced = SQLiteSnapshot(here, self._space).head
             try:
                 source.backup(here)
             except sqlite3.Error as error:
                 raise StorageFault("the log could not be put in its place") from error
             truncate_wal(here)
+        return replaced
 
     def set_aside(self, file: Path) -> None:
         """Renames it."""
@@ -132,6 +140,7 @@ class SQLiteRecorder(Recorder):
         self._wal = path.with_name(path.name + "-wal")
         with lock.held():
             self._writer = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
+            self._has_moved = watch(path)
             self.truncate()
         self._reader = connect_reader(path, schema_number=SCHEMA_NUMBER)
         self._reader_lock = threading.RLock()
@@ -151,7 +160,7 @@ class SQLiteRecorder(Recorder):
         OutcomeUnknown when the fault came at the durable write itself.
         """
         with self._lock.held():
-            self._refuse_after_a_fault()
+            self._refuse_unsound()
             try:
                 with self._transaction() as transaction:
                     yield transaction
@@ -165,7 +174,7 @@ class SQLiteRecorder(Recorder):
     def copy_to(self, path: Path) -> None:
         """Writes the log as it is now into a new file, without what removed rows left behind."""
         with self._lock.held():
-            self._refuse_after_a_fault()
+            self._refuse_unsound()
             try:
                 self._writer.execute("VACUUM INTO ?", (str(path),))
             except sqlite3.Error as error:
@@ -175,7 +184,7 @@ class SQLiteRecorder(Recorder):
     def reading(self) -> Iterator[SQLiteSnapshot]:
         """One snapshot; short, since it holds back the truncation of the write-ahead log."""
         with self._reader_lock:
-            self._refuse_after_a_fault()
+            self._refuse_unsound()
             try:
                 with self._snapshot() as snapshot:
                     yield snapshot
@@ -186,7 +195,7 @@ class SQLiteRecorder(Recorder):
     def _snapshot(self) -> Iterator[SQLiteSnapshot]:
         try:
             self._reader.execute("BEGIN")
-            yield SQLiteSnapshot(self._reader, self._space)
+            yield SQLiteSnapshot(self._reader, self._space, self.seen)
         finally:
             if self._reader.in_transaction:
                 self._reader.execute("ROLLBACK")
@@ -195,7 +204,7 @@ class SQLiteRecorder(Recorder):
     def _transaction(self) -> Iterator[SQLTransaction]:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            transaction = SQLTransaction(self._writer, self._space, self._stamps)
+            transaction = SQLTransaction(self._writer, self._space, self._stamps, self.seen)
             before = transaction.head
             yield transaction
             if transaction.head == before:
@@ -218,9 +227,11 @@ class SQLiteRecorder(Recorder):
         # Never waits for a reader: what cannot be truncated now is truncated after a later commit.
         return truncate_wal(self._writer, wait_ms=0)
 
-    def _refuse_after_a_fault(self) -> None:
+    def _refuse_unsound(self) -> None:
         if self.has_failed:
             raise StorageFault("an earlier write failed; close the ledger and open it again")
+        if self._has_moved():
+            raise RefusedError(CLOSED)  # what is written there, nobody finds again
 
     def _named(self, error: sqlite3.Error) -> Exception:
         name = getattr(error, "sqlite_errorname", "")

@@ -14,6 +14,7 @@ from memoranda.ledger.sqlite_files import (
     connect,
     transaction,
     truncate_wal,
+    watch,
 )
 
 VIEWS = "views.db"
@@ -93,6 +94,7 @@ class ViewFile:
         )
         # Words fall all over an index; computing it goes faster while more of it stays in memory.
         connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+        self._has_moved = watch(self._path)
         return connection
 
     def close(self) -> None:
@@ -108,6 +110,8 @@ class ViewFile:
         with self._lock.held():
             if self._is_closed:
                 raise RefusedError(CLOSED)
+            if self._has_moved():  # deleted: what is open answers on until its reader has ended
+                self._connection = self._open()
             yield self._connection
 
     @contextmanager
@@ -116,7 +120,7 @@ class ViewFile:
         with self._lock.held():
             with transaction(self._connection):
                 yield self._connection
-            # Somebody may have deleted the files; what is open answers on until it is closed.
+            # Somebody may have deleted the files.
             if self._wal.exists() and self._wal.stat().st_size > CHECKPOINT_BYTES:
                 truncate_wal(self._connection)
 

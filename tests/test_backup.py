@@ -17,7 +17,7 @@ from memoranda.ledger import vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
-from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
+from memoranda.ledger.errors import CLOSED, IntegrityFault, Refusal, Refused, RefusedError
 from memoranda.ledger.events import MessageForgotten, Value
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
@@ -969,6 +969,17 @@ def test_a_damaged_ledger_is_replaced(opened, folder, away, restored):
     assert facts(opened()) == [OTHER]
 
 
+def going_on(
+    memory: Memory, opened: Callable[..., Memory], folder: dict[str, Path | str]
+) -> Memory:
+    """Who had the ledger open; on a server, where it may be any machine, it must open it again."""
+    if "engine" in folder:
+        refused = memory.remember("Whoever was there before is fenced")
+        assert refused.refusal is Refusal.EXECUTION_FENCED
+        return opened()
+    return memory
+
+
 def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, folder, away, restored):
     memory = opened()
     memory.remember(OTHER)
@@ -976,9 +987,55 @@ def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, fold
 
     assert restored(folder, away, force=True).is_served
 
+    memory = going_on(memory, opened, folder)
     assert isinstance(memory.remember(FACT), Receipt)
     assert facts(memory) == sorted([FACT, OTHER])
     assert memory.audit.verify(with_index=True).findings == ()
+
+
+def test_who_had_the_ledger_open_goes_on_in_no_other_one_that_a_restore_puts_there(
+    opened, folder, elsewhere, away, restored
+):
+    with open_memory(SPACE, **elsewhere) as another:
+        code = another.recovery_code
+        another.publish("tea", "Another Alice drinks tea.")
+        another.backup(away)
+    memory = opened()
+    memory.publish("home", FACT)
+
+    assert restored(folder, away, force=True, code=code).is_served
+    answers = [memory.publish("tea", OTHER), memory.search("tea"), memory.publish("tea", OTHER)]
+
+    assert {it.refusal for it in answers} <= {CLOSED.refusal, Refusal.EXECUTION_FENCED}
+    with opened() as new:
+        assert facts(new) == ["Another Alice drinks tea."]
+        assert new.audit.verify(with_index=True).findings == ()
+
+
+@pytest.mark.sqlite("the log is a file")
+@pytest.mark.parametrize("loss", ["removed", "damaged"])
+def test_who_has_the_log_open_writes_nothing_into_it_once_another_has_its_place(
+    opened, folder, away, restored, loss
+):
+    memory = opened()
+    memory.remember(FACT)
+    memory.backup(away)
+    log = folder["data"] / SPACE / "ledger.db"
+    if loss == "removed":
+        log.unlink()
+        log.with_name("ledger.db-wal").unlink()
+    else:
+        log.write_bytes(b"nothing of it is left" * 500)
+
+    assert restored(folder, away).is_served
+    answers = [memory.remember(OTHER), memory.search("tea"), memory.remember(OTHER)]
+
+    assert {it.refusal for it in answers} == {CLOSED.refusal}
+    memory.close()
+    with opened() as new:
+        assert facts(new) == [FACT]
+        assert new.remember(OTHER).outcome == "committed"
+        assert new.audit.verify(with_index=True).findings == ()
 
 
 @pytest.fixture
@@ -1014,7 +1071,7 @@ def test_at_no_step_of_a_restore_does_who_had_the_ledger_open_read_what_was_forg
 
 
 def test_while_a_restore_has_not_ended_who_had_the_ledger_open_neither_reads_nor_writes(
-    torn, folder, world, restored, tmp_path
+    torn, opened, folder, world, restored, tmp_path
 ):
     memory, record_id, drawer = torn
 
@@ -1036,7 +1093,7 @@ def test_while_a_restore_has_not_ended_who_had_the_ledger_open_neither_reads_nor
     assert {(it.refusal.number, it.field) for it in refused} == {("F38", "data")}
     assert key_ids(folder).isdisjoint(journalled_keys(memory))
     assert restored(folder, drawer, code=memory.recovery_code, force=True).is_served
-    assert isinstance(memory.remember("Acknowledged"), Receipt)
+    assert isinstance(going_on(memory, opened, folder).remember("Acknowledged"), Receipt)
 
 
 def key_ids(folder: dict[str, Path]) -> set[str]:
@@ -1064,6 +1121,7 @@ def test_what_is_remembered_and_forgotten_after_a_restore_by_who_had_the_ledger_
     assert memory.finish_forgets() == ()
     assert restored(folder, drawer, code=first.recovery_code, force=True).is_served
 
+    memory = going_on(memory, opened, folder)
     kept, made = memory.remember("It lasts"), memory.remember("It goes")
     receipt = memory.forget(made.record_id, 1)
 

@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from itertools import pairwise
@@ -30,12 +30,13 @@ from memoranda.ledger.errors import (
 )
 from memoranda.ledger.places import Place
 from memoranda.ledger.postgres_log import Connection, PostgresSpace, Statement
+from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.postgres_server import PostgresServer, as_owner
-from memoranda.tools.restore import restore
+from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
 
 WRITERS = 8
@@ -408,6 +409,74 @@ def test_a_machine_whose_space_was_restored_on_another_writes_nothing_more(url, 
             with pytest.raises(RefusedError, match="older than the log"):
                 own_memory(url, old)
             assert second.audit.verify().findings == ()
+
+
+class Stopped(Exception):  # noqa: N818
+    """A crash between two steps."""
+
+
+def of_machine(folder: Path, name: str, url: str) -> dict[str, object]:
+    return {"data": folder / name / "data", "state": folder / name / "state", "engine": url}
+
+
+@pytest.mark.parametrize("stopped_at", [None, "restore:slots", "restore:replayed"])
+def test_from_a_restore_on_another_machine_on_none_of_before_is_acknowledged_and_none_untold(
+    url, tmp_path, stopped_at
+):
+    acknowledged = []
+
+    def write_on(step: str) -> None:
+        answers = [first.publish(f"{step} {n}", "fact") for n in range(70)]
+        acknowledged.extend(it for it in answers if isinstance(it, Receipt))
+        if step == "restore:log":
+            assert {it.refusal for it in answers} == {Refusal.EXECUTION_FENCED}
+
+    def stop(step: str) -> None:
+        if step == stopped_at:
+            write_on(step)
+            raise Stopped
+
+    def restored(step: Callable[[str], object]) -> RestoreReport | Refused:
+        settings = load_settings(space=SPACE, **of_machine(tmp_path, "second", url))
+        asked = Asked(code=code, force=True)
+        return restore(settings, Stamps(step=step), tmp_path / "away", asked)
+
+    with open_memory(SPACE, **of_machine(tmp_path, "first", url)) as first:
+        code = first.recovery_code
+        first.publish("key", "fact")
+        first.backup(tmp_path / "away")
+        if stopped_at:
+            with pytest.raises(Stopped):
+                restored(stop)
+        steps = ("restore:replayed", "restore:log")
+        report = restored(lambda step: write_on(step) if step in steps else None)
+        late = first.publish("late", "fact")
+
+    assert (report.is_served, report.findings) == (True, ())
+    assert report.gone == len(acknowledged)
+    assert late.refusal in {Refusal.EXECUTION_FENCED, Refusal.SPACE_UNKNOWN}
+    with open_memory(SPACE, **of_machine(tmp_path, "second", url)) as second:
+        assert [it.record.content for it in second.records()] == ["fact"]
+        assert second.audit.verify(with_index=True).findings == ()
+
+
+def test_a_machine_that_was_fenced_stays_so_after_the_space_was_begun_anew(url, tmp_path):
+    of_second = of_machine(tmp_path, "second", url)
+    with open_memory(SPACE, **of_machine(tmp_path, "first", url)) as first:
+        code = first.recovery_code
+        first.publish("key", "fact")
+        first.backup(tmp_path / "away")
+        settings = load_settings(space=SPACE, **of_second)
+        restore(settings, Stamps(), tmp_path / "away", Asked(code=code, force=True))
+        with open_memory(SPACE, **of_second) as second:
+            second.forget_space(SPACE)
+        set_aside(Place.of(SPACE, **of_second), Stamps())
+        with open_memory(SPACE, **of_second) as new:
+            new.publish("another key", "another fact")
+            answers = [first.publish("key", "fact"), first.search("fact")]
+
+            assert {it.refusal for it in answers} == {Refusal.SPACE_UNKNOWN}
+            assert new.audit.verify(with_index=True).findings == ()
 
 
 def test_a_text_that_fails_while_it_prepares_ends_its_connection(url):

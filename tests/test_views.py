@@ -258,6 +258,22 @@ def test_a_view_file_deleted_while_it_is_open_answers_on_and_is_made_anew(opened
     assert contents(opened()) == {"I live in Kyoto", "I work in Osaka"}
 
 
+def test_what_is_forgotten_leaves_the_views_that_another_process_has_made_anew(opened, folder):
+    memory, place = opened(), folder["data"] / SPACE
+    made = memory.publish("home", "Kyoto has moonflowers")
+    assert memory.search("moonflowers")
+    for name in ("views.db", "views.db-wal", "views.db-shm"):
+        (place / name).unlink()
+    with opened() as other:
+        assert other.search("moonflowers")
+        views = sqlite3.connect(place / "views.db")
+        assert views.execute("SELECT count(*) FROM postings").fetchone() != (0,)
+
+        assert memory.forget(made.record_id, 1).erased_at
+        assert views.execute("SELECT count(*) FROM postings").fetchone() == (0,)
+        views.close()
+
+
 def test_a_view_of_another_version_is_computed_anew(opened):
     memory = opened()
     memory.publish("home", "I live in Kyoto")
