@@ -14,7 +14,7 @@ from typing import Any
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import SPACE_KEY
 from memoranda.ledger.errors import CLOSED, IntegrityFault, RefusedError, StorageFault
-from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of, read_code
+from memoranda.ledger.recovery_code import key_of, read_code
 from memoranda.ledger.sealing import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -289,16 +289,15 @@ class Keyring:
 
     # -- the recovery code ------------------------------------------------------------------
 
-    def new_recovery_code(self) -> str:
-        """A new code that can open recovery copies of the wrapping key; shown once, never stored.
+    def seal_copies_for(self, private: bytes) -> None:
+        """Puts a code's key in force: it alone opens copies of the wrapping key from here on.
 
         What is kept of it seals copies after each rotation without the person, and opens none:
         with the keys of today, nobody opens a copy from before a forget.
         """
-        raw = self._stamps.entropy(CODE_BYTES)
         with self._writing():
-            self._put_recovery(key_of(raw))
-        return code_of(raw)
+            self._connection.execute("DELETE FROM keys WHERE key_id IN (?, ?)", _RECOVERY_ROWS)
+            self._insert([(_RECOVERY_ROW, public_of(private))])
 
     def keeps_recovery_secret(self) -> bool:
         """Whether an earlier version left here what opens recovery copies."""
@@ -306,12 +305,7 @@ class Keyring:
 
     def leave_recovery_secret(self) -> None:
         """Puts what only seals in its place; the code stays the same."""
-        with self._writing():
-            self._put_recovery(self._secret(_RECOVERY_SECRET_ROW))
-
-    def _put_recovery(self, private: bytes) -> None:
-        self._connection.execute("DELETE FROM keys WHERE key_id IN (?, ?)", _RECOVERY_ROWS)
-        self._insert([(_RECOVERY_ROW, public_of(private))])
+        self.seal_copies_for(self._secret(_RECOVERY_SECRET_ROW))
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the current recovery code of this space."""

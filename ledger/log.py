@@ -24,6 +24,7 @@ from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
+from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of
 from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock
@@ -232,16 +233,15 @@ class Log:
         """Moves the wrapping key into another vault; the new key epoch."""
         return self.rotate_keys(self._vault.moved_to(vault))
 
-    def new_recovery_code(self) -> str:
-        """A new recovery code; the one before opens no copy made from here on."""
+    def set_recovery_code(self, raw: bytes) -> None:
+        """Puts a recovery code in force; the one before opens no copy made from here on."""
         with self._lock.held():
             with self.deciding():
                 pass  # a fenced host changes nothing
             # First: a bundle that the old code opens must not pass for a present one.
             self.copies.disown_bundles()
-            code = self._keyring.new_recovery_code()
+            self._keyring.seal_copies_for(key_of(raw))
             self.rewrite_bundles()
-            return code
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the recovery code in force."""
@@ -421,7 +421,9 @@ class Log:
         self._keyring.finish_rotation()
         if not self._keyring.has_secret():
             self._keyring.create_secret()
-        self.recovery_code = self._keyring.new_recovery_code()
+        raw = self._stamps.entropy(CODE_BYTES)
+        self._keyring.seal_copies_for(key_of(raw))
+        self.recovery_code = code_of(raw)
         with self.deciding() as store:
             store.append(Draft(SpaceCreated(normalization=NORMALIZATION)))
             if self.host != LOCAL_HOST:

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from tests.sites import renewed
 
 from memoranda.ledger import vaults
 from memoranda.ledger.authority import ModelSession
@@ -303,7 +304,7 @@ def test_without_the_code_an_empty_machine_restores_nothing(opened, away, elsewh
     memory.backup(away)
 
     missing = restored(elsewhere, away)
-    wrong = restored(elsewhere, away, code=memory.new_recovery_code().replace("A", "B"))
+    wrong = restored(elsewhere, away, code=renewed(memory).replace("A", "B"))
 
     assert (missing.field, wrong.field) == ("recovery", "recovery")
     assert not (elsewhere["state"] / SPACE).exists()
@@ -315,7 +316,7 @@ def test_a_code_that_was_replaced_opens_no_bundle_any_more(opened, away, elsewhe
     memory.backup(away)
     old = memory.recovery_code
 
-    new = memory.new_recovery_code()
+    new = renewed(memory)
 
     assert restored(elsewhere, away, code=old).field == "recovery"
     assert restored(elsewhere, away, code=new).is_served
@@ -588,7 +589,7 @@ def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_openi
 
     assert memory.forget(made.record_id, 1, operation_id="op-forget").copies == tables.leftover
     assert (away / SPACE / FILE_NAME).read_bytes() != old
-    report = restored(elsewhere, away, code=memory._parts.log.new_recovery_code())
+    report = restored(elsewhere, away, code=renewed(memory))
     assert report.forgotten_again == 1
 
 

@@ -626,6 +626,21 @@ def test_a_recovery_code_can_be_renewed_and_checked(run: Terminal) -> None:
     assert (wrong.code, wrong.answer["is_valid"]) == (1, False)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["words", "json"])
+def test_a_new_recovery_code_that_nobody_sees_leaves_the_one_before_in_force(
+    run: Terminal, form: list[str]
+) -> None:
+    old = str(run("init", "--json").answer["recovery_code"])
+
+    with Path("/dev/full").open("wb") as full:
+        process = run.start("keys", "recovery", *form, stdout=full)
+        process.communicate()
+
+    assert process.returncode == 5
+    assert run("keys", "recovery", "--check", given=f"{old}\n").code == 0
+
+
 def test_keys_rotate_puts_the_next_epoch_in_force(run: Terminal) -> None:
     run.remembered("Lin is well")
 
