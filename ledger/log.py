@@ -213,12 +213,13 @@ class Log:
     def rotate_keys(self, keeping: Keeping | None = None) -> int:
         """Puts a new wrapping key in force and destroys the old one; the new key epoch.
 
-        Kept like it unless told how; the next opening or rotation finishes one that was stopped.
+        Kept like it unless told how, or by a restore; the next opening finishes a stopped one.
         """
         with self._lock.held():
             with self.deciding():
                 pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
+            keeping = self._vault.counted_on() if self.place.is_restoring else keeping
             self._settle_keys(self._keyring.begin_epoch(keeping))
             self._write_anchor(by=1)
             self.rewrite_bundles()
@@ -346,11 +347,12 @@ class Log:
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or begin, before anything but a folder is made."""
         place.refuse_unrestored()
-        is_missing = not self.engine.exists()
-        if is_missing and not create:
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-        if is_missing:
+        if not self.engine.exists():
+            if not create:
+                raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
             self._refuse_lost_log(place)
+        if not place.is_restoring:
+            self._vault.refuse_another()
         self._vault.unlock()  # before the lock, since a passphrase takes its time
         make_folder(place.data)
 
@@ -410,12 +412,11 @@ class Log:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
         if self.anchor.read() is not None:
             raise RefusedError(LOST_LOG)
-        if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
-            return
         path = place.data / "keys.db"
-        with closing(Keyring(path, place.space, self._vault, self._stamps)) as keyring:
-            if keyring.holds_data_keys():
-                raise RefusedError(LOST_LOG)
+        if path.exists() and (place.state / "slots").exists():
+            with closing(Keyring(path, place.space, self._vault, self._stamps)) as keyring:
+                if keyring.holds_data_keys():
+                    raise RefusedError(LOST_LOG)
 
     def _create_space(self) -> None:
         self._keyring.finish_rotation()

@@ -46,7 +46,7 @@ from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
-from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
+from memoranda.ledger.vaults import SLOTS, InSlot, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
 
 
@@ -129,14 +129,16 @@ class Restoring:
                 with suppress(RefusedError):
                     self._vault.unlock()  # what does not open is asked for by its code
                 wrapping_key = self._wrapping_key(source, asked.code)
+                self._ask_vault(source.bundle, wrapping_key)
                 is_elsewhere = not (self._place.state / "slots").exists()
                 make_folder(self._place.state)
                 with self._lock.held():
                     before = self._put(source, wrapping_key, force=asked.force)
                 restored = self._replayed(source, before, str(folder), is_elsewhere=is_elsewhere)
-            is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
+            is_in_slot = self._unlocking.vault == SLOTS and self._vault.keeping == InSlot()
+            lacks_passphrase = asked.code is not None and is_in_slot
             return restored.model_copy(
-                update={"lacks_passphrase": is_in_slot, "left_in": self._left_in}
+                update={"lacks_passphrase": lacks_passphrase, "left_in": self._left_in}
             )
         except RefusedError as error:
             return error.refused
@@ -214,6 +216,15 @@ class Restoring:
             hint = "" if code else "; with --recovery, your code may"
             raise _refused("backup", message + hint) from fault
         return key
+
+    def _ask_vault(self, bundle: KeyBundle, wrapping_key: bytes | None) -> None:
+        """Raises RefusedError for a vault that could not keep the key once it is restored."""
+        stays = wrapping_key in {None, self._slot_keys().get(bundle.key_epoch)}
+        # Of an interrupted restore it lies in its slot, and goes where it belongs from there.
+        if stays and not self._place.mark.exists():
+            self._vault.refuse_another()
+        else:
+            self._vault.counted_on()
 
     def _slot_keys(self) -> dict[int, bytes]:
         try:
