@@ -573,6 +573,18 @@ def test_only_the_person_says_that_a_copy_is_gone_and_of_none_that_can_be_seen(l
     assert memory._parts.log.copies.read() == known
 
 
+def test_a_copy_that_nobody_may_look_for_is_not_gone(opened, tmp_path):
+    memory, disk = opened(), tmp_path / "disk"
+    memory.backup(disk / "away")
+    disk.rename(tmp_path / "another name")
+    disk.symlink_to(disk)  # a loop, which keeps root out as well
+
+    refused = memory.copy_is_gone(disk / "away")
+
+    assert (refused.code, refused.field) == ("read_only", "path")
+    assert memory._parts.log.copies.read().paths == (str(disk / "away"),)
+
+
 def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
     opened, tables, away, tmp_path, elsewhere, restored
 ):
