@@ -1217,6 +1217,43 @@ def test_a_forget_names_no_copy_that_was_said_to_be_gone(run: Terminal) -> None:
     assert not away.exists()
 
 
+def test_options_that_say_how_to_write_are_refused_beside_one_that_writes_nothing(
+    run: Terminal,
+) -> None:
+    run("init")
+    path = str(run.folder / "away")
+
+    for command, options in (
+        ("backup", ["--keep", "3"]),
+        ("backup", ["--schedule"]),
+        ("export", ["--markdown"]),
+        ("export", ["--replace"]),
+    ):
+        said = run(command, path, "--gone", *options)
+        assert said.code == 2
+        assert f"leave {options[0]} out" in said.err
+
+
+def test_an_empty_path_is_no_folder_and_no_file(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("init")
+    (run.folder / "here").mkdir()
+    monkeypatch.chdir(run.folder / "here")
+
+    for command, name in (
+        (["backup"], "destination"),
+        (["backup", "--schedule"], "destination"),
+        (["backup", "--gone"], "path"),
+        (["restore"], "backup"),
+        (["export"], "path"),
+        (["export", "--gone"], "path"),
+    ):
+        said = run(*command, "", "--json")
+        assert (said.code, said.error["field"]) == (1, name), command
+    assert list(Path().iterdir()) == []
+
+
 def test_the_last_command_is_taken_back(run: Terminal) -> None:
     record_id = run.remembered("Lin is well")
 
