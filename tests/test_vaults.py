@@ -1151,9 +1151,17 @@ def test_at_a_terminal_a_passphrase_is_typed_twice_and_never_shown(at):
 
 def test_in_a_pipe_the_new_one_is_a_line_and_the_one_in_force_is_in_a_file(at, tmp_path):
     at.piped("init")
-    set_now = at.piped("keys", "passphrase", "--json", given=f"{FIRST}\nmore\n")
-    assert set_now.returncode == 0
-    assert '"key_epoch": 2' in set_now.stdout
+    other = at.piped("keys", "passphrase", given=f"{FIRST}\n{SECOND}\n")
+    assert other.returncode == 1
+    assert "not the same the second time" in other.stderr
+    for number, given in enumerate((f"{SECOND}\n{SECOND}\n", f"{FIRST}\n"), 2):
+        set_now = at.piped("keys", "passphrase", "--json", given=given)
+        assert set_now.returncode == 0
+        assert f'"key_epoch": {number}' in set_now.stdout
+        (tmp_path / "passphrase").write_text(given)
+        (tmp_path / "passphrase").chmod(0o600)
+        at.env["MEMORANDA_PASSPHRASE_FILE"] = str(tmp_path / "passphrase")
+    del at.env["MEMORANDA_PASSPHRASE_FILE"]
 
     refused = at.piped("status", given=f"{FIRST}\n")
     assert refused.returncode == 1
