@@ -261,8 +261,8 @@ class WrappingKeys:
         kept = _keeping(contents[key_epoch]) if key_epoch in contents else None
         if isinstance(kept, UnderPassphrase):
             message = self._why_locked(kept)
-            if len(contents) > 1:
-                message += "; a change of it was stopped, so the one before may be in force"
+            if key_epoch < max(contents):
+                message += "; a change of it was stopped, so the one before is in force"
             return RefusedError(_wrong_passphrase(message))
         if isinstance(kept, InVault):
             message = f"{kept.vault} does not have the wrapping key of this ledger"
