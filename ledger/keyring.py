@@ -145,7 +145,7 @@ class Keyring:
 
     def rows(self) -> list[KeyRow]:
         """Every row as it is stored: a key is in it only under its wrapping key."""
-        return self._connection.execute("SELECT key_id, key_epoch, wrapped FROM keys").fetchall()
+        return self._rows("SELECT key_id, key_epoch, wrapped FROM keys")
 
     # -- data keys --------------------------------------------------------------------------
 
@@ -265,11 +265,10 @@ class Keyring:
         self._vault.destroy(old)
         self._stamps.step("rotate:slot-destroyed")
 
-    def _outside(self, key_epoch: int) -> list[tuple[str, int, bytes]]:
+    def _outside(self, key_epoch: int) -> list[KeyRow]:
         """The rows that another epoch's key wraps."""
-        return self._connection.execute(
-            "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
-        ).fetchall()
+        query = "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?"
+        return self._rows(query, key_epoch)
 
     def _rewrap(self, key_epoch: int, wrapping_key: bytes) -> None:
         new = key_epoch, cipher_of(wrapping_key)
@@ -369,12 +368,16 @@ class Keyring:
         return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
 
     def _first(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        return next(iter(self._rows(query, *values)), None)
+
+    def _rows(self, query: str, *values: str | int) -> list[Any]:
         with self._guard:
             try:
-                found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.ProgrammingError as error:
+                raise RefusedError(CLOSED) from error  # by another thread
             except sqlite3.Error as error:
                 raise StorageFault("the key file could not be read") from error
-        return found
 
     def _row(self, key_id: str) -> tuple[int, bytes] | None:
         found = self._first("SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", key_id)

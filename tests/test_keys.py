@@ -439,6 +439,17 @@ def test_a_rotation_stopped_twice_is_finished_by_the_third(opened, folder, world
     assert memory.audit.verify().findings == ()
 
 
+def test_keys_that_another_thread_closes_meanwhile_are_those_of_a_closed_ledger(opened):
+    memory = opened()
+    log = memory._parts.log
+    key_id = log.key_rows()[0][0]
+    memory.close()
+
+    for read in (log.key_rows, lambda: log._keyring.holds(key_id)):
+        with pytest.raises(RefusedError, match="is closed"):
+            read()
+
+
 # -- the recovery code ----------------------------------------------------------------------------
 
 
