@@ -42,7 +42,7 @@ from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
-from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
+from memoranda.ledger.slots import READ_AGAIN, SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
@@ -172,12 +172,7 @@ class Restoring:
     def _source(self, folder: Path, asked: Asked, own: Path) -> _Source:
         inner = folder / self._place.space
         try:
-            manifest = read_manifest(inner)
-            copies = manifest.copies if manifest else ()
-            copy = _newest(copies, asked.position)
-            if manifest is None or copy is None:
-                raise _refused("backup", "there is no such backup of this space in the folder")
-            take_copy(inner / copy.file, own)
+            manifest, copy = _taken(inner, asked.position, own)
             verify_listed(own, copy, self._place.space)
             if not asked.force and not is_as_made(own, copy):
                 message = "the copy of the log was damaged or changed; --force puts in place what"
@@ -403,6 +398,24 @@ class Restoring:
         known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
         for destination in known.values():
             log.copies.put(followed(log, destination).model_copy(update={"key_epoch": 0}))
+
+
+def _taken(
+    inner: Path, position: int | None, own: Path, again: int = READ_AGAIN
+) -> tuple[Manifest, LogCopy]:
+    """The manifest and the copy of the log that it names, which is ours from here on."""
+    manifest = read_manifest(inner)
+    copy = _newest(manifest.copies if manifest else (), position)
+    if manifest is None or copy is None:
+        raise _refused("backup", "there is no such backup of this space in the folder")
+    try:
+        take_copy(inner / copy.file, own)
+    except IntegrityFault:
+        # A backup that was made meanwhile may have let go of it.
+        if again and read_manifest(inner) != manifest:
+            return _taken(inner, position, own, again - 1)
+        raise
+    return manifest, copy
 
 
 def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:

@@ -8,13 +8,14 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from tests.sites import renewed
 
-from memoranda.ledger import vaults
+from memoranda.ledger import restoring, vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
@@ -32,6 +33,7 @@ SPACE = "us_alice"
 REF = "personal-message:s-main-1:"
 FACT = "Peanuts make Alice ill."
 OTHER = "Alice drinks green tea."
+REWRITES = 60
 
 
 class Stopped(Exception):  # noqa: N818
@@ -603,6 +605,46 @@ def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_openi
     assert (away / SPACE / FILE_NAME).read_bytes() != old
     report = restored(elsewhere, away, code=renewed(memory))
     assert report.forgotten_again == 1
+
+
+def test_a_bundle_that_is_rewritten_meanwhile_is_read_whole(memory, away):
+    memory.backup(away)
+    log, is_done = memory._parts.log, threading.Event()
+
+    def read_on() -> None:
+        while not is_done.is_set():
+            read_bundle(away / SPACE)
+
+    with ThreadPoolExecutor() as threads:
+        reads = [threads.submit(read_on) for _ in range(2)]
+        try:
+            for _ in range(REWRITES):
+                log.write_bundle(log.copies.read().backups[0])
+        finally:
+            is_done.set()
+
+    assert [it.result() for it in reads] == [None, None]
+
+
+def test_a_copy_that_a_backup_lets_go_of_meanwhile_gives_way_to_the_newer_one(
+    memory, away, elsewhere, restored, monkeypatch
+):
+    memory.backup(away, keep=1)
+    take_copy = restoring.take_copy
+
+    def taken_later(there: Path, own: Path) -> None:
+        monkeypatch.setattr(restoring, "take_copy", take_copy)
+        memory.remember(FACT)
+        memory.backup(away)
+        take_copy(there, own)
+
+    monkeypatch.setattr(restoring, "take_copy", taken_later)
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert report.is_served
+    with open_memory(SPACE, **elsewhere) as back:
+        assert FACT in facts(back)
 
 
 def test_every_known_destination_is_rewritten_after_a_rotation(memory, tmp_path):
