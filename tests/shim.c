@@ -1,5 +1,5 @@
 /* Preloaded into a process: notes its flushes in FLUSH_LOG, and makes one chosen call that writes,
-   flushes or truncates a file below a folder fail, fall short or end the process. */
+   flushes or truncates a file below a folder fail, fall short, stall or end the process. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 enum { WRITE, FLUSH, TRUNCATE, CALLS };
-enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER, TORN, STICKY, LIE, FLIP };
+enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER, TORN, STICKY, LIE, FLIP, STALL };
+
+#define STALLED_US 100000
 
 static char folder[PATH_MAX];
 static int armed_call, armed_mode;
@@ -39,6 +41,7 @@ static int due(int call, int fd) {
     if (call != armed_call || at < armed_at) return NONE;
     if (at > armed_at && armed_mode != STICKY) return NONE;
     if (armed_mode == KILL) kill(getpid(), SIGKILL);
+    if (armed_mode == STALL) usleep(STALLED_US);
     errno = armed_mode == FAIL_ENOSPC ? ENOSPC : EIO;
     return armed_mode;
 }
