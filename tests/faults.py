@@ -32,7 +32,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.slots import SlotFile
 from memoranda.tools.memory import Memory
 
-CALLS = ("write", "flush", "truncate")
+CALLS = ("write", "flush", "truncate", "remove")
 MODES = {
     "eio": 1, "enospc": 2, "short": 3, "kill": 4, "kill after": 5, "torn": 6, "sticky": 7, "lie": 8,
     "flip": 9, "stall": 10,
