@@ -28,6 +28,8 @@ FORGOTTEN = Refused(
 )
 LOCK_WAIT_S = 10.0
 PAGE = 1000
+ENDINGS = ("", "-wal", "-shm", ".lock")
+"""What SQLite and the ledger put behind a file's name."""
 
 
 class SpaceEnded(Value):
@@ -71,9 +73,13 @@ def end_keys(
     stamps.step("space:keys-removed")
     vault.destroy_all()
     stamps.step("space:slots-destroyed")
-    for path in (keys, slots, place.state / "forgotten", place.data / "views.db"):
-        for name in ("", "-wal", "-shm", ".lock"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
+    paths = (keys, slots, place.state / "forgotten", place.data / "views.db")
+    try:
+        for path in (it.with_name(it.name + end) for it in paths for end in ENDINGS):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        message = "the space is forgotten; a file of it could not be removed yet"
+        raise StorageFault(message) from error
     return unreached
 
 

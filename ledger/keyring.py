@@ -14,7 +14,7 @@ from typing import Any
 from memoranda.ledger.chain import framed
 from memoranda.ledger.entries import SPACE_KEY
 from memoranda.ledger.errors import CLOSED, IntegrityFault, RefusedError, StorageFault
-from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of, read_code
+from memoranda.ledger.recovery_code import key_of, read_code
 from memoranda.ledger.sealing import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -145,7 +145,7 @@ class Keyring:
 
     def rows(self) -> list[KeyRow]:
         """Every row as it is stored: a key is in it only under its wrapping key."""
-        return self._connection.execute("SELECT key_id, key_epoch, wrapped FROM keys").fetchall()
+        return self._rows("SELECT key_id, key_epoch, wrapped FROM keys")
 
     # -- data keys --------------------------------------------------------------------------
 
@@ -267,11 +267,10 @@ class Keyring:
         self._vault.destroy(old)
         self._stamps.step("rotate:slot-destroyed")
 
-    def _outside(self, key_epoch: int) -> list[tuple[str, int, bytes]]:
+    def _outside(self, key_epoch: int) -> list[KeyRow]:
         """The rows that another epoch's key wraps."""
-        return self._connection.execute(
-            "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?", (key_epoch,)
-        ).fetchall()
+        query = "SELECT key_id, key_epoch, wrapped FROM keys WHERE key_epoch <> ?"
+        return self._rows(query, key_epoch)
 
     def _rewrap(self, key_epoch: int, wrapping_key: bytes) -> None:
         new = key_epoch, cipher_of(wrapping_key)
@@ -291,16 +290,15 @@ class Keyring:
 
     # -- the recovery code ------------------------------------------------------------------
 
-    def new_recovery_code(self) -> str:
-        """A new code that can open recovery copies of the wrapping key; shown once, never stored.
+    def seal_copies_for(self, private: bytes) -> None:
+        """Puts a code's key in force: it alone opens copies of the wrapping key from here on.
 
         What is kept of it seals copies after each rotation without the person, and opens none:
         with the keys of today, nobody opens a copy from before a forget.
         """
-        raw = self._stamps.entropy(CODE_BYTES)
         with self._writing():
-            self._put_recovery(key_of(raw))
-        return code_of(raw)
+            self._connection.execute("DELETE FROM keys WHERE key_id IN (?, ?)", _RECOVERY_ROWS)
+            self._insert([(_RECOVERY_ROW, public_of(private))])
 
     def keeps_recovery_secret(self) -> bool:
         """Whether an earlier version left here what opens recovery copies."""
@@ -308,12 +306,7 @@ class Keyring:
 
     def leave_recovery_secret(self) -> None:
         """Puts what only seals in its place; the code stays the same."""
-        with self._writing():
-            self._put_recovery(self._secret(_RECOVERY_SECRET_ROW))
-
-    def _put_recovery(self, private: bytes) -> None:
-        self._connection.execute("DELETE FROM keys WHERE key_id IN (?, ?)", _RECOVERY_ROWS)
-        self._insert([(_RECOVERY_ROW, public_of(private))])
+        self.seal_copies_for(self._secret(_RECOVERY_SECRET_ROW))
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the current recovery code of this space."""
@@ -377,12 +370,16 @@ class Keyring:
         return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
 
     def _first(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        return next(iter(self._rows(query, *values)), None)
+
+    def _rows(self, query: str, *values: str | int) -> list[Any]:
         with self._guard:
             try:
-                found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.ProgrammingError as error:
+                raise RefusedError(CLOSED) from error  # by another thread
             except sqlite3.Error as error:
                 raise StorageFault("the key file could not be read") from error
-        return found
 
     def _row(self, key_id: str) -> tuple[int, bytes] | None:
         found = self._first("SELECT key_epoch, wrapped FROM keys WHERE key_id = ?", key_id)

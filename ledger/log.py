@@ -24,6 +24,7 @@ from memoranda.ledger.keyring import Keyring, KeyRow
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
+from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of
 from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock
@@ -89,8 +90,6 @@ class Log:
                 self._create_space()
             # Before anything is written: a later key epoch of foreign slots is not ours to note.
             self._keyring.check()
-            with self._recorder.reading() as snapshot:
-                self._refuse_rollback(snapshot)
             self._join()
             self._settle_keys()
             self._settle_bundles()
@@ -212,12 +211,13 @@ class Log:
     def rotate_keys(self, keeping: Keeping | None = None) -> int:
         """Puts a new wrapping key in force and destroys the old one; the new key epoch.
 
-        Kept like it unless told how; the next opening or rotation finishes one that was stopped.
+        Kept like it unless told how, or by a restore; the next opening finishes a stopped one.
         """
         with self._lock.held():
             with self.deciding():
                 pass  # a fenced host is refused before it touches the slots
             self._keyring.finish_rotation()
+            keeping = self._vault.counted_on() if self.place.is_restoring else keeping
             self._settle_keys(self._keyring.begin_epoch(keeping))
             self._write_anchor(by=1)
             self.rewrite_bundles()
@@ -232,16 +232,15 @@ class Log:
         """Moves the wrapping key into another vault; the new key epoch."""
         return self.rotate_keys(self._vault.moved_to(vault))
 
-    def new_recovery_code(self) -> str:
-        """A new recovery code; the one before opens no copy made from here on."""
+    def set_recovery_code(self, raw: bytes) -> None:
+        """Puts a recovery code in force; the one before opens no copy made from here on."""
         with self._lock.held():
             with self.deciding():
                 pass  # a fenced host changes nothing
             # First: a bundle that the old code opens must not pass for a present one.
             self.copies.disown_bundles()
-            code = self._keyring.new_recovery_code()
+            self._keyring.seal_copies_for(key_of(raw))
             self.rewrite_bundles()
-            return code
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the recovery code in force."""
@@ -329,7 +328,8 @@ class Log:
             self._keyring.heed_others()
             if not snapshot.goes_on:
                 self._refuse_rollback(snapshot)  # a restore here has moved the anchor
-            SealedStore(snapshot, self._keyring, self.space).refuse_old_keys()
+            if not self.place.is_restoring:  # which puts later ones in force
+                SealedStore(snapshot, self._keyring, self.space).refuse_old_keys()
             if seen.position and seen.key_epoch != head.key_epoch:
                 # A pool of keys would let us write on under a passphrase that is not ours.
                 self._keyring.check()
@@ -348,18 +348,18 @@ class Log:
     def _look_before(self, place: Place, *, create: bool) -> None:
         """Refuses what is not ours to open or begin, before anything but a folder is made."""
         place.refuse_unrestored()
-        is_missing = not self.engine.exists()
-        if is_missing and not create:
-            raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
-        if is_missing:
+        if not self.engine.exists():
+            if not create:
+                raise RefusedError(Refused(Refusal.SPACE_UNKNOWN, "space"))
             self._refuse_lost_log(place)
+        if not place.is_restoring:
+            self._vault.refuse_another()
         self._vault.unlock()  # before the lock, since a passphrase takes its time
         make_folder(place.data)
 
     def _refuse_rollback(self, snapshot: Snapshot) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""
-        seen = self._recorder.seen
-        anchor = None if self.place.is_restoring else self.anchor.read() or Anchor.of(seen)
+        anchor = None if self.place.is_restoring else self.anchor.read() or Anchor.of(self.seen)
         if anchor and anchor.position:
             there = SealedStore(snapshot, self._keyring, self.space).chain_at(anchor.position)
             if not anchor.stands_on(snapshot.head, there):
@@ -412,18 +412,19 @@ class Log:
         """Keys or an anchor without a log are an older space's: no empty one takes its place."""
         if self.anchor.read() is not None:
             raise RefusedError(LOST_LOG)
-        if not ((place.data / "keys.db").exists() and (place.state / "slots").exists()):
-            return
         path = place.data / "keys.db"
-        with closing(Keyring(path, place.space, self._vault, self._stamps)) as keyring:
-            if keyring.holds_data_keys():
-                raise RefusedError(LOST_LOG)
+        if path.exists() and (place.state / "slots").exists():
+            with closing(Keyring(path, place.space, self._vault, self._stamps)) as keyring:
+                if keyring.holds_data_keys():
+                    raise RefusedError(LOST_LOG)
 
     def _create_space(self) -> None:
         self._keyring.finish_rotation()
         if not self._keyring.has_secret():
             self._keyring.create_secret()
-        self.recovery_code = self._keyring.new_recovery_code()
+        raw = self._stamps.entropy(CODE_BYTES)
+        self._keyring.seal_copies_for(key_of(raw))
+        self.recovery_code = code_of(raw)
         with self.deciding() as store:
             store.append(Draft(SpaceCreated(normalization=NORMALIZATION)))
             if self.host != LOCAL_HOST:

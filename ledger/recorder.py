@@ -49,7 +49,7 @@ class Snapshot(Protocol):
 
     head: Head
     goes_on: bool
-    """Whether the log goes on from the head that was seen before."""
+    """Whether the log goes on from a head that was seen before."""
 
     def under(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """The events under each of some tags, in order; where only the newest, no other costs."""

@@ -25,7 +25,7 @@ def read_code(code: object) -> bytes | None:
         raw = base64.b32decode(body)
     except ValueError:
         return None
-    return raw if _check_characters(raw) == check else None
+    return raw if len(raw) == CODE_BYTES and _check_characters(raw) == check else None
 
 
 def key_of(raw: bytes) -> bytes:

@@ -42,11 +42,11 @@ from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
-from memoranda.ledger.slots import SLOT_BYTES, SlotFile, make_folder
+from memoranda.ledger.slots import READ_AGAIN, SLOT_BYTES, SlotFile, make_folder
 from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
-from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
+from memoranda.ledger.vaults import SLOTS, InSlot, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
 
 
@@ -134,6 +134,7 @@ class Restoring:
                 with suppress(RefusedError):
                     self._vault.unlock()  # what does not open is asked for by its code
                 wrapping_key = self._wrapping_key(source, asked.code)
+                self._ask_vault(source.bundle, wrapping_key)
                 make_folder(self._place.state)
                 with self._lock.held():
                     before = self._prepared(source, wrapping_key, force=asked.force)
@@ -144,9 +145,10 @@ class Restoring:
                 # What this machine knew of was told of before, or a stopped restore has put it.
                 gone = self._gone(source, before if replaced == known else max(before, replaced))
             self._stamps.step("restore:log")
-            is_in_slot = asked.code is not None and isinstance(self._vault.keeping, InSlot)
+            is_in_slot = self._unlocking.vault == SLOTS and self._vault.keeping == InSlot()
+            lacks_passphrase = asked.code is not None and is_in_slot
             return restored.model_copy(
-                update=gone | {"lacks_passphrase": is_in_slot, "left_in": self._left_in}
+                update=gone | {"lacks_passphrase": lacks_passphrase, "left_in": self._left_in}
             )
         except RefusedError as error:
             return error.refused
@@ -180,12 +182,7 @@ class Restoring:
     def _source(self, folder: Path, asked: Asked, own: Path) -> _Source:
         inner = folder / self._place.space
         try:
-            manifest = read_manifest(inner)
-            copies = manifest.copies if manifest else ()
-            copy = _newest(copies, asked.position)
-            if manifest is None or copy is None:
-                raise _refused("backup", "there is no such backup of this space in the folder")
-            take_copy(inner / copy.file, own)
+            manifest, copy = _taken(inner, asked.position, own)
             verify_listed(own, copy, self._place.space)
             if not asked.force and not is_as_made(own, copy):
                 message = "the copy of the log was damaged or changed; --force puts in place what"
@@ -195,6 +192,9 @@ class Restoring:
             raise _refused("backup", str(fault)) from fault
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
+        if bundle.key_epoch < copy.key_epoch and not asked.force:
+            message = "the key bundle is older than the copy of the log; --force restores"
+            raise _refused("force", f"{message} all but what lies under later keys")
         return _Source(copy, own, bundle, manifest)
 
     def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
@@ -224,6 +224,15 @@ class Restoring:
             hint = "" if code else "; with --recovery, your code may"
             raise _refused("backup", message + hint) from fault
         return key
+
+    def _ask_vault(self, bundle: KeyBundle, wrapping_key: bytes | None) -> None:
+        """Raises RefusedError for a vault that could not keep the key once it is restored."""
+        stays = wrapping_key in {None, self._slot_keys().get(bundle.key_epoch)}
+        # Of an interrupted restore it lies in its slot, and goes where it belongs from there.
+        if stays and not self._place.mark.exists():
+            self._vault.refuse_another()
+        else:
+            self._vault.counted_on()
 
     def _slot_keys(self) -> dict[int, bytes]:
         try:
@@ -370,7 +379,7 @@ class Restoring:
             messages_lost=again.messages,
             gone=0,
             gone_until=None,
-            key_epoch=source.bundle.key_epoch,
+            key_epoch=max(source.bundle.key_epoch, source.copy.key_epoch),
             term=term,
         )
 
@@ -400,6 +409,24 @@ class Restoring:
         known = {made.path: made} | {it.path: it for it in log.copies.read().backups}
         for destination in known.values():
             log.copies.put(followed(log, destination).model_copy(update={"key_epoch": 0}))
+
+
+def _taken(
+    inner: Path, position: int | None, own: Path, again: int = READ_AGAIN
+) -> tuple[Manifest, LogCopy]:
+    """The manifest and the copy of the log that it names, which is ours from here on."""
+    manifest = read_manifest(inner)
+    copy = _newest(manifest.copies if manifest else (), position)
+    if manifest is None or copy is None:
+        raise _refused("backup", "there is no such backup of this space in the folder")
+    try:
+        take_copy(inner / copy.file, own)
+    except IntegrityFault:
+        # A backup that was made meanwhile may have let go of it.
+        if again and read_manifest(inner) != manifest:
+            return _taken(inner, position, own, again - 1)
+        raise
+    return manifest, copy
 
 
 def _newest(copies: Sequence[LogCopy], position: int | None) -> LogCopy | None:

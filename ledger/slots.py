@@ -22,6 +22,9 @@ CONTENT_BYTES = SLOT_BYTES - _DIGEST_BYTES - _EPOCH_BYTES
 FILE_BYTES_MAX = 512 * 1024 * 1024
 """No file that is read whole is larger: the wrapped keys of some million records fit in."""
 
+READ_AGAIN = 3
+"""How often a file is read again that was replaced meanwhile."""
+
 NO_WAITING = os.O_NONBLOCK | os.O_NOFOLLOW
 """A pipe would keep its opener waiting; a link may lead to what is not ours to overwrite."""
 
@@ -109,7 +112,9 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
 
 
-def read_file(path: Path, what: str, read: Callable[[bytes], T]) -> T | None:
+def read_file(
+    path: Path, what: str, read: Callable[[bytes], T], again: int = READ_AGAIN
+) -> T | None:
     """What a file says, as `read` finds it; None where there is none.
 
     Raises IntegrityFault for whatever cannot be read, whoever wrote it there.
@@ -119,7 +124,11 @@ def read_file(path: Path, what: str, read: Callable[[bytes], T]) -> T | None:
             size = os.fstat(file.fileno()).st_size
             if size > FILE_BYTES_MAX:
                 raise IntegrityFault(f"{what} is larger than any that is written")
-            return read(file.read(size))
+            content = file.read(size)
+            is_replaced = os.fstat(file.fileno()).st_nlink == 0
+        if is_replaced and again:  # and overwritten by now, as a key bundle is
+            return read_file(path, what, read, again - 1)
+        return read(content)
     except FileNotFoundError:
         return None
     except OSError as error:

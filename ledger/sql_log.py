@@ -68,7 +68,7 @@ class SQLSnapshot:
         self._connection = connection
         self._space = space
         self._seen = seen
-        self.goes_on = seen.position == 0
+        self.goes_on = False
         self.head = self._head()
 
     def _head(self) -> Head:
@@ -78,7 +78,7 @@ class SQLSnapshot:
         position, link, term, key_epoch, recorded_at, event_type, link_seen = row
         if tuple(map(type, row[:4])) != (int, bytes, int, int) or position < 0:
             raise IntegrityFault("the head row is damaged")
-        self.goes_on |= link_seen == self._seen.chain
+        self.goes_on = link_seen == self._seen.chain
         return Head(position, link, term, key_epoch, _time(recorded_at), str(event_type or ""))
 
     def _head_row(self) -> tuple[Any, ...] | None:

@@ -176,7 +176,12 @@ def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
 
 
 def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
-    """Reads a file at rest, with nothing put beside it; refusals as in `connect`."""
+    """Reads a file at rest, with nothing put beside it; refusals as in `connect`.
+
+    What is open here is not at rest: to close it again would end the locks on it.
+    """
+    if path.exists() and identity_of(path) in _open_here():
+        raise RefusedError(Refused(Refusal.BUSY))
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     with _connected(path, uri, uri=True) as connection:
         connection.execute("PRAGMA trusted_schema=OFF")
@@ -216,14 +221,30 @@ def usable(path: Path, schema: str, schema_number: int) -> Path:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """One transaction that holds the write lock from its first statement."""
+    refuse_inner(connection)
     try:
         # A deferred BEGIN that reads first would fail as soon as another process has written.
         connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     finally:
-        if connection.in_transaction:
+        if is_begun(connection):
             connection.execute("ROLLBACK")
+
+
+def refuse_inner(connection: sqlite3.Connection) -> None:
+    """Raises RefusedError (busy) inside a transaction of the same thread, as by a signal handler:
+    whoever has begun goes on, and nobody else ends it."""
+    if is_begun(connection):
+        raise RefusedError(Refused(Refusal.BUSY))
+
+
+def is_begun(connection: sqlite3.Connection) -> bool:
+    """Whether a transaction is open; none is once the connection was closed under it."""
+    try:
+        return connection.in_transaction
+    except sqlite3.ProgrammingError:
+        return False
 
 
 def truncate_wal(connection: sqlite3.Connection, wait_ms: int = BUSY_TIMEOUT_MS) -> bool:
@@ -233,8 +254,10 @@ def truncate_wal(connection: sqlite3.Connection, wait_ms: int = BUSY_TIMEOUT_MS)
     """
     try:
         connection.execute(f"PRAGMA busy_timeout={wait_ms}")
-        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        try:
+            busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     except sqlite3.Error:
         return False
     return not busy
@@ -263,7 +286,8 @@ class SpaceLock:
             raise RefusedError(Refused(Refusal.BUSY))
         try:
             if self._held is not None:
-                assert kind in (self._held, fcntl.LOCK_SH), "who shares the lock is not alone"
+                if kind not in (self._held, fcntl.LOCK_SH):
+                    raise RefusedError(Refused(Refusal.BUSY))  # as in a signal handler
                 yield
                 return
             with self._entered(kind, left_s):

@@ -25,7 +25,9 @@ from memoranda.ledger.sqlite_files import (
     connect,
     connect_copy,
     connect_reader,
+    is_begun,
     refuse_foreign,
+    refuse_inner,
     transaction,
     truncate_wal,
     usable,
@@ -193,15 +195,17 @@ class SQLiteRecorder(Recorder):
 
     @contextmanager
     def _snapshot(self) -> Iterator[SQLiteSnapshot]:
+        refuse_inner(self._reader)
         try:
             self._reader.execute("BEGIN")
             yield SQLiteSnapshot(self._reader, self._space, self.seen)
         finally:
-            if self._reader.in_transaction:
+            if is_begun(self._reader):
                 self._reader.execute("ROLLBACK")
 
     @contextmanager
     def _transaction(self) -> Iterator[SQLTransaction]:
+        refuse_inner(self._writer)
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             transaction = SQLTransaction(self._writer, self._space, self._stamps, self.seen)
@@ -219,7 +223,7 @@ class SQLiteRecorder(Recorder):
                 raise OutcomeUnknown("the durable write failed; look the operation up") from error
             self._stamps.step("log:committed")
         finally:
-            if self._writer.in_transaction and not self.has_failed:
+            if is_begun(self._writer) and not self.has_failed:
                 self._writer.execute("ROLLBACK")
 
     def truncate(self) -> bool:

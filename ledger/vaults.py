@@ -155,19 +155,23 @@ class WrappingKeys:
     # -- opening ----------------------------------------------------------------------------
 
     def unlock(self) -> None:
-        """Asks for the passphrase if the slots need one; deriving takes scrypt's time.
-
-        Raises RefusedError when another vault than the one counted on keeps the key. During an
-        unfinished move both are right.
-        """
-        kept = [_keeping(content) for _, content in sorted((self._slots.look() or {}).items())]
-        vaults = [_vault_of(it) for it in kept]
-        if kept and self._expected not in vaults:
-            message = f"the wrapping key of this ledger is kept by {vaults[-1]}: set vault to it"
-            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", message))
-        for it in kept:
+        """Asks for the passphrase if the slots need one; deriving takes scrypt's time."""
+        for it in self._kept():
             if isinstance(it, UnderPassphrase) and it not in self._derived:
                 self._derive(it)
+
+    def refuse_another(self) -> None:
+        """Raises RefusedError when another vault than the one counted on keeps the key.
+
+        During an unfinished move both are right.
+        """
+        vaults = [_vault_of(it) for it in self._kept()]
+        if vaults and self._expected not in vaults:
+            message = f"the wrapping key of this ledger is kept by {vaults[-1]}: set vault to it"
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", message))
+
+    def _kept(self) -> list[Keeping]:
+        return [_keeping(content) for _, content in sorted((self._slots.look() or {}).items())]
 
     def _derive(self, kept: UnderPassphrase) -> None:
         if callable(self._passphrase):
@@ -220,6 +224,18 @@ class WrappingKeys:
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, "vault", message))
         return self.in_vault(vault)
 
+    def counted_on(self) -> InSlot | InVault | None:
+        """A way of keeping keys in the vault counted on; None where it keeps the newest one.
+
+        Raises RefusedError or StorageFault while that vault does not answer.
+        """
+        if self._slots.look() and _vault_of(self.keeping) == self._expected:
+            return None
+        keeping = self.in_vault(self._expected)
+        if isinstance(keeping, InVault):
+            self._in_vault(keeping.vault, keeping.ledger_id, 0)
+        return keeping
+
     def in_vault(self, vault: str) -> InSlot | InVault:
         """A way of keeping keys in a vault, or in the slots."""
         if vault == SLOTS:
@@ -245,8 +261,8 @@ class WrappingKeys:
         kept = _keeping(contents[key_epoch]) if key_epoch in contents else None
         if isinstance(kept, UnderPassphrase):
             message = self._why_locked(kept)
-            if len(contents) > 1:
-                message += "; a change of it was stopped, so the one before may be in force"
+            if key_epoch < max(contents):
+                message += "; a change of it was stopped, so the one before is in force"
             return RefusedError(_wrong_passphrase(message))
         if isinstance(kept, InVault):
             message = f"{kept.vault} does not have the wrapping key of this ledger"

@@ -99,8 +99,11 @@ class AnchorFile:
         self._written = anchor
 
     def remove(self) -> None:
-        """Takes the anchor away, durably; a missing one is fine."""
-        self._path.unlink(missing_ok=True)
+        """Takes the anchor away, durably; a missing one is fine. Raises StorageFault."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFault(f"the file {self._path.name} could not be removed") from error
         sync_folder(self._path.parent)
 
 
@@ -219,10 +222,10 @@ class CopyList:
             self.put(destination.model_copy(update={"key_epoch": 0}))
 
     def _write(self, copies: Copies) -> None:
-        if copies == Copies():
-            self._path.unlink(missing_ok=True)
-            return
         try:
+            if copies == Copies():
+                self._path.unlink(missing_ok=True)
+                return
             replace_file(self._path, copies.model_dump_json().encode())
         except OSError as error:
             raise StorageFault("the list of copies could not be written") from error

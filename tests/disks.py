@@ -15,6 +15,9 @@ MIB = 1 << 20
 SHUTDOWN = 0x8004587D
 """FS_IOC_SHUTDOWN of ext4, XFS and others."""
 
+FREEZE, THAW = 0xC0045877, 0xC0045878
+"""FIFREEZE and FITHAW."""
+
 WITHOUT_FLUSHING = pack("I", 2)
 """Not even the journal: what no fsync has made durable is lost."""
 
@@ -37,6 +40,19 @@ class Disk:
             yield self.at
         finally:
             _run("umount", str(self.at))
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Whoever writes or flushes waits until it is over."""
+        root = os.open(self.at, os.O_RDONLY)
+        try:
+            fcntl.ioctl(root, FREEZE, 0)
+            try:
+                yield
+            finally:
+                fcntl.ioctl(root, THAW, 0)
+        finally:
+            os.close(root)
 
     def cut_the_power(self) -> None:
         """Everything fails from here on; after the next mount, what was not flushed is gone."""

@@ -17,6 +17,7 @@ import keyring
 from keyring.backend import KeyringBackend
 from keyring.errors import KeyringError
 from tests.providers import company
+from tests.sites import renewed
 
 from memoranda.ledger import sqlite_files, sqlite_log, vaults
 from memoranda.ledger.authority import BackgroundItem
@@ -287,7 +288,7 @@ def records_of(memory: Memory) -> dict[str, list[Any]]:
 
 def keep_code(memory: Memory) -> str:
     """A new recovery code, in place of the one that the person has noted."""
-    code = memory.new_recovery_code()
+    code = renewed(memory)
     (root_of(memory) / "code").write_text(code)
     return code
 
@@ -542,9 +543,7 @@ WORKS = {
         opens=opened_by_either_vault,
         ends=is_in_the_keyring,
     ),
-    "recovery code": Work(
-        lambda memory: memory.new_recovery_code(), backed_up, again=keep_code, ends=is_tidy
-    ),
+    "recovery code": Work(renewed, backed_up, again=keep_code, ends=is_tidy),
     "first backup": Work(back_up, publish, copies=comes_back_if_any, ends=is_tidy),
     "backup": Work(back_up, forgotten_since, copies=comes_back, ends=is_tidy, gone=(FACT,)),
     "restore": Work(

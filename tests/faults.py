@@ -32,17 +32,20 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.slots import SlotFile
 from memoranda.tools.memory import Memory
 
-CALLS = ("write", "flush", "truncate")
+CALLS = ("write", "flush", "truncate", "remove")
 MODES = {
     "eio": 1, "enospc": 2, "short": 3, "kill": 4, "kill after": 5, "torn": 6, "sticky": 7, "lie": 8,
-    "flip": 9,
+    "flip": 9, "stall": 10,
 }  # fmt: skip
-"""Their numbers in `shim.c`; `torn` writes half and dies, `sticky` fails from then on."""
+"""Their numbers in `shim.c`; `torn` writes half and dies, `sticky` fails from then on, and `stall`
+works, but only after a while."""
 
 OF_WRITES = {"short", "torn", "flip"}
 DEADLY = {"kill", "kill after", "torn"}
 UNSEEN = {"lie", "flip"}
 """No call can notice these: they are found out afterwards, or cost what was written last."""
+QUIET = UNSEEN | {"stall"}
+"""Every call goes on as if nothing were."""
 FOUND_OUT = ("audit:", "it does not open", "the retry ended", "the backup does not come back")
 KEYS_ROTATED = "keys.rotated/1"
 ENDED: dict[str, Any] = {"is_ended": True}
@@ -317,8 +320,8 @@ def tried_once(
     ended, closed, verdict = said or (None, None, None)
     tracebacks = [it[1] for it in (ended, closed) if it and it[0] == "traceback"]
     complaints = [*tracebacks]
-    if work.disk and ended and ended[0] != "done":
-        complaints.append(f"a fault of another disk came through: {ended}")
+    if (work.disk or fault.mode == "stall") and ended and ended[0] != "done":
+        complaints.append(f"what is no fault of this disk came through: {ended}")
     verdict = verdict or in_child(lambda: judged(place, work, before, ended))
     if fault.mode in UNSEEN and verdict is None:
         return "found out", tracebacks  # by a fault in the judge's own look
@@ -347,7 +350,7 @@ def main(folder: str, first: str, step: str, which: str, *names: str) -> None:
     for name in names or WORKS:
         place = Path(folder) / "work"
         place.mkdir()
-        left_out = UNSEEN if which == "noticed" else set()
+        left_out = QUIET if which == "noticed" else set()
         results[name] = walked(place, name, lambda n: n % int(step) == int(first), left_out)
         shutil.rmtree(place)
     sys.stdout.write(json.dumps(results) + "\n")

@@ -1,7 +1,8 @@
 /* Preloaded into a process: notes its flushes in FLUSH_LOG, and makes one chosen call that writes,
-   flushes or truncates a file below a folder fail, fall short or end the process. */
+   flushes, truncates or removes a file below a folder fail, fall short, stall or end the process. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,8 +11,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { WRITE, FLUSH, TRUNCATE, CALLS };
-enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER, TORN, STICKY, LIE, FLIP };
+enum { WRITE, FLUSH, TRUNCATE, REMOVE, CALLS };
+enum { NONE, FAIL_EIO, FAIL_ENOSPC, SHORT, KILL, KILL_AFTER, TORN, STICKY, LIE, FLIP, STALL };
+
+#define STALLED_US 100000
 
 static char folder[PATH_MAX];
 static int armed_call, armed_mode;
@@ -25,20 +28,24 @@ void fault_arm(const char *below, int call, int mode, long at) {
 
 long fault_seen(int call) { return seen[call]; }
 
-static int is_below(int fd) {
+static int is_below(const char *path) {
+    return folder[0] && strncmp(path, folder, strlen(folder)) == 0;
+}
+
+static int is_of_one_below(int fd) {
     char link[64], path[PATH_MAX] = "";
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    return folder[0] && readlink(link, path, sizeof path - 1) > 0 &&
-           strncmp(path, folder, strlen(folder)) == 0;
+    return readlink(link, path, sizeof path - 1) > 0 && is_below(path);
 }
 
 /* What shall become of a call; one that fails has set errno. */
-static int due(int call, int fd) {
-    if (!is_below(fd)) return NONE;
+static int due(int call, int is_meant) {
+    if (!is_meant) return NONE;
     long at = ++seen[call];
     if (call != armed_call || at < armed_at) return NONE;
     if (at > armed_at && armed_mode != STICKY) return NONE;
     if (armed_mode == KILL) kill(getpid(), SIGKILL);
+    if (armed_mode == STALL) usleep(STALLED_US);
     errno = armed_mode == FAIL_ENOSPC ? ENOSPC : EIO;
     return armed_mode;
 }
@@ -51,7 +58,7 @@ static long ended(int mode, long result) {
 }
 
 static ssize_t written(int fd, const void *data, size_t size, long at) {
-    int mode = due(WRITE, fd);
+    int mode = due(WRITE, is_of_one_below(fd));
     if (fails(mode)) return -1;
     if (mode == LIE) return size;
     if (mode == SHORT || mode == TORN) size = (size + 1) / 2;
@@ -71,13 +78,18 @@ static int flushed(long call, const char *name, int fd) {
         fprintf(log, "%s(%d)\n", name, fd);
         fclose(log);
     }
-    int mode = due(FLUSH, fd);
+    int mode = due(FLUSH, is_of_one_below(fd));
     return fails(mode) ? -1 : ended(mode, mode == LIE ? 0 : syscall(call, fd));
 }
 
 static int truncated(int fd, long size) {
-    int mode = due(TRUNCATE, fd);
+    int mode = due(TRUNCATE, is_of_one_below(fd));
     return fails(mode) ? -1 : ended(mode, mode == LIE ? 0 : syscall(SYS_ftruncate, fd, size));
+}
+
+static int removed(const char *path) {
+    int mode = due(REMOVE, is_below(path));
+    return fails(mode) ? -1 : ended(mode, mode == LIE ? 0 : syscall(SYS_unlinkat, AT_FDCWD, path, 0));
 }
 
 ssize_t write(int fd, const void *data, size_t size) { return written(fd, data, size, -1); }
@@ -85,5 +97,6 @@ ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return written
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) { return written(fd, data, size, at); }
 int fsync(int fd) { return flushed(SYS_fsync, "fsync", fd); }
 int fdatasync(int fd) { return flushed(SYS_fdatasync, "fdatasync", fd); }
+int unlink(const char *path) { return removed(path); }
 int ftruncate(int fd, off_t size) { return truncated(fd, size); }
 int ftruncate64(int fd, off64_t size) { return truncated(fd, size); }

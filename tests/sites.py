@@ -189,3 +189,10 @@ def killed_at(step: str, **more: object) -> Stamps:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return Stamps(step=reached, **more)
+
+
+def renewed(memory: Memory) -> str:
+    """A new recovery code, in force."""
+    code = memory.make_recovery_code()
+    memory.set_recovery_code(code)
+    return code

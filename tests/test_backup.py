@@ -8,12 +8,14 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from tests.sites import renewed
 
-from memoranda.ledger import vaults
+from memoranda.ledger import restoring, vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
@@ -31,6 +33,7 @@ SPACE = "us_alice"
 REF = "personal-message:s-main-1:"
 FACT = "Peanuts make Alice ill."
 OTHER = "Alice drinks green tea."
+REWRITES = 60
 
 
 class Stopped(Exception):  # noqa: N818
@@ -303,7 +306,7 @@ def test_without_the_code_an_empty_machine_restores_nothing(opened, away, elsewh
     memory.backup(away)
 
     missing = restored(elsewhere, away)
-    wrong = restored(elsewhere, away, code=memory.new_recovery_code().replace("A", "B"))
+    wrong = restored(elsewhere, away, code=renewed(memory).replace("A", "B"))
 
     assert (missing.field, wrong.field) == ("recovery", "recovery")
     assert not (elsewhere["state"] / SPACE).exists()
@@ -315,7 +318,7 @@ def test_a_code_that_was_replaced_opens_no_bundle_any_more(opened, away, elsewhe
     memory.backup(away)
     old = memory.recovery_code
 
-    new = memory.new_recovery_code()
+    new = renewed(memory)
 
     assert restored(elsewhere, away, code=old).field == "recovery"
     assert restored(elsewhere, away, code=new).is_served
@@ -572,6 +575,18 @@ def test_only_the_person_says_that_a_copy_is_gone_and_of_none_that_can_be_seen(l
     assert memory._parts.log.copies.read() == known
 
 
+def test_a_copy_that_nobody_may_look_for_is_not_gone(opened, tmp_path):
+    memory, disk = opened(), tmp_path / "disk"
+    memory.backup(disk / "away")
+    disk.rename(tmp_path / "another name")
+    disk.symlink_to(disk)  # a loop, which keeps root out as well
+
+    refused = memory.copy_is_gone(disk / "away")
+
+    assert (refused.code, refused.field) == ("read_only", "path")
+    assert memory._parts.log.copies.read().paths == (str(disk / "away"),)
+
+
 def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_opening(
     opened, tables, away, tmp_path, elsewhere, restored
 ):
@@ -588,8 +603,48 @@ def test_a_destination_that_comes_back_gets_the_present_bundle_at_the_next_openi
 
     assert memory.forget(made.record_id, 1, operation_id="op-forget").copies == tables.leftover
     assert (away / SPACE / FILE_NAME).read_bytes() != old
-    report = restored(elsewhere, away, code=memory._parts.log.new_recovery_code())
+    report = restored(elsewhere, away, code=renewed(memory))
     assert report.forgotten_again == 1
+
+
+def test_a_bundle_that_is_rewritten_meanwhile_is_read_whole(memory, away):
+    memory.backup(away)
+    log, is_done = memory._parts.log, threading.Event()
+
+    def read_on() -> None:
+        while not is_done.is_set():
+            read_bundle(away / SPACE)
+
+    with ThreadPoolExecutor() as threads:
+        reads = [threads.submit(read_on) for _ in range(2)]
+        try:
+            for _ in range(REWRITES):
+                log.write_bundle(log.copies.read().backups[0])
+        finally:
+            is_done.set()
+
+    assert [it.result() for it in reads] == [None, None]
+
+
+def test_a_copy_that_a_backup_lets_go_of_meanwhile_gives_way_to_the_newer_one(
+    memory, away, elsewhere, restored, monkeypatch
+):
+    memory.backup(away, keep=1)
+    take_copy = restoring.take_copy
+
+    def taken_later(there: Path, own: Path) -> None:
+        monkeypatch.setattr(restoring, "take_copy", take_copy)
+        memory.remember(FACT)
+        memory.backup(away)
+        take_copy(there, own)
+
+    monkeypatch.setattr(restoring, "take_copy", taken_later)
+
+    report = restored(elsewhere, away, code=memory.recovery_code)
+
+    assert report.is_served
+    with open_memory(SPACE, **elsewhere) as back:
+        assert FACT in facts(back)
 
 
 def test_every_known_destination_is_rewritten_after_a_rotation(memory, tmp_path):
@@ -967,6 +1022,28 @@ def test_a_damaged_ledger_is_replaced(opened, folder, away, restored):
 
     assert report.findings == ()
     assert facts(opened()) == [OTHER]
+
+
+def test_a_copy_under_later_keys_than_its_bundle_comes_back_where_that_is_asked_for(
+    memory, elsewhere, away, restored
+):
+    """As a folder that was copied half, or into which an older bundle was put back."""
+    memory.publish("one", FACT)
+    memory.backup(away)
+    older = (away / SPACE / FILE_NAME).read_bytes()
+    for _ in range(2):
+        memory.rotate_keys()
+    memory.publish("two", OTHER)
+    memory.backup(away)
+    (away / SPACE / FILE_NAME).write_bytes(older)
+
+    refused = restored(elsewhere, away, code=memory.recovery_code)
+    assert (refused.field, "key bundle is older" in refused.message) == ("force", True)
+    assert restored(elsewhere, away, code=memory.recovery_code, force=True).is_served
+
+    with open_memory(SPACE, **elsewhere, create=False) as back:
+        assert {FACT, OTHER} <= set(facts(back))
+        assert back.remember("It goes on").outcome == "committed"
 
 
 def going_on(

@@ -626,6 +626,21 @@ def test_a_recovery_code_can_be_renewed_and_checked(run: Terminal) -> None:
     assert (wrong.code, wrong.answer["is_valid"]) == (1, False)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["words", "json"])
+def test_a_new_recovery_code_that_nobody_sees_leaves_the_one_before_in_force(
+    run: Terminal, form: list[str]
+) -> None:
+    old = str(run("init", "--json").answer["recovery_code"])
+
+    with Path("/dev/full").open("wb") as full:
+        process = run.start("keys", "recovery", *form, stdout=full)
+        process.communicate()
+
+    assert process.returncode == 5
+    assert run("keys", "recovery", "--check", given=f"{old}\n").code == 0
+
+
 def test_keys_rotate_puts_the_next_epoch_in_force(run: Terminal) -> None:
     run.remembered("Lin is well")
 
@@ -1200,6 +1215,43 @@ def test_a_forget_names_no_copy_that_was_said_to_be_gone(run: Terminal) -> None:
     assert said.code == 0
     assert str(run.folder) not in said.out
     assert not away.exists()
+
+
+def test_options_that_say_how_to_write_are_refused_beside_one_that_writes_nothing(
+    run: Terminal,
+) -> None:
+    run("init")
+    path = str(run.folder / "away")
+
+    for command, options in (
+        ("backup", ["--keep", "3"]),
+        ("backup", ["--schedule"]),
+        ("export", ["--markdown"]),
+        ("export", ["--replace"]),
+    ):
+        said = run(command, path, "--gone", *options)
+        assert said.code == 2
+        assert f"leave {options[0]} out" in said.err
+
+
+def test_an_empty_path_is_no_folder_and_no_file(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("init")
+    (run.folder / "here").mkdir()
+    monkeypatch.chdir(run.folder / "here")
+
+    for command, name in (
+        (["backup"], "destination"),
+        (["backup", "--schedule"], "destination"),
+        (["backup", "--gone"], "path"),
+        (["restore"], "backup"),
+        (["export"], "path"),
+        (["export", "--gone"], "path"),
+    ):
+        said = run(*command, "", "--json")
+        assert (said.code, said.error["field"]) == (1, name), command
+    assert list(Path().iterdir()) == []
 
 
 def test_the_last_command_is_taken_back(run: Terminal) -> None:

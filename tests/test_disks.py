@@ -1,5 +1,6 @@
 """Raw disks and power cuts: what a file system keeps below the files, and what it loses."""
 
+import itertools
 import os
 import signal
 import time
@@ -26,6 +27,7 @@ FAILED = (
 CANARY = "quixotry under moonflowers"
 FORGETS = 4
 CUTS = 5
+STALLED_S = 1.5
 ACKNOWLEDGED = (2, 6)
 """How many answers a process gives, at least, before the power goes, however slow the machine."""
 
@@ -146,6 +148,32 @@ def test_a_raw_disk_holds_no_word_of_what_was_forgotten_and_no_wrapping_key_of_b
     rows = {key_id: carver._rows_of(key_id) for key_id in ("secret", *traces.key_ids)}
     found = {key_id for key_id in rows if carver._unwrapped(key_id, rows[key_id])}
     assert found == {"secret"}
+
+
+def test_while_a_disk_stalls_nothing_is_acknowledged_and_then_all_goes_on(site, disk):
+    def work() -> None:
+        with site.open() as memory:
+            for number in itertools.count():
+                memory.remember(f"fact {number}")
+                site.said("kept", f"fact {number}")
+
+    with disk.mounted():
+        child = site.start(work)
+        site.wait_for("kept", 2)
+        with disk.stalled():
+            before = len(site.heard("kept"))
+            time.sleep(STALLED_S)
+            during = len(site.heard("kept"))
+        site.wait_for("kept", during + 3)
+        os.kill(child, signal.SIGKILL)
+        site.end_of(child)
+
+        with site.open() as memory:
+            kept = {read.record.content for read in memory.query(limit=100).records}
+            assert memory.audit.verify().findings == ()
+
+    assert during <= before + 1  # one was durable already
+    assert set(site.heard("kept")) <= kept
 
 
 def live_until_the_power_goes(site: Site, disk: Disk, dice: Random, life: int) -> list:

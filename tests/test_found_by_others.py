@@ -1,12 +1,16 @@
 """Faults that fresh eyes found, each kept as the case that showed it."""
 
 import json
+import sqlite3
+import sys
+from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
 
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, RefusedError, StorageFault
+from memoranda.ledger.sqlite_files import connect, truncate_wal
 from memoranda.tools.cli_capture import _read
 
 REF = "personal-message:s-main-1:"
@@ -239,3 +243,63 @@ def test_a_secret_beside_a_message_is_refused_by_its_field(memory, field):
 
     assert (refused.refusal, refused.field) == (Refusal.SECRET_DETECTED, field)
     assert secret not in json.dumps(refused.wire())
+
+
+# -- inside a commit, as by a signal handler ------------------------------------------------------
+
+
+@pytest.mark.sqlite("a server has it wait for itself, and then answers the same")
+@pytest.mark.parametrize("step", ["log:commit", "log:committed"])
+def test_what_is_asked_inside_a_commit_ends_nothing_of_it(memory, world, step):
+    inner = []
+
+    def ask(name: str) -> None:
+        if name == step and not inner:
+            inner.append(None)
+            inner[0] = memory.publish("last words", "inner")
+
+    world.at_step = ask
+    outer = memory.publish("first words", "outer")
+
+    assert outer.outcome == "committed"
+    assert step == "log:committed" or inner[0].refusal is Refusal.BUSY
+    assert memory.publish("more", "later").position > outer.position
+    assert memory.audit.verify(with_index=True).findings == ()
+
+
+@pytest.mark.parametrize("step", ["log:commit", "log:committed"])
+def test_who_closes_and_leaves_inside_a_commit_leaves(opened, world, step):
+    memory = opened()
+    memory.publish("key", "fact")
+
+    def leave(name: str) -> None:
+        if name == step:
+            memory.close()
+            sys.exit(3)
+
+    world.at_step = leave
+    with pytest.raises(SystemExit):
+        memory.publish("last", "words")
+    world.at_step = lambda _: None
+
+    with opened() as again:
+        kept = {it.record.content for it in again.records()}
+        assert kept == {"fact", "words"} if step == "log:committed" else {"fact"}
+        assert again.publish("more", "later").outcome == "committed"
+        assert again.audit.verify(with_index=True).findings == ()
+
+
+def test_after_a_checkpoint_that_failed_a_connection_waits_as_long_as_before(tmp_path):
+    schema = "CREATE TABLE things (name TEXT);"
+    with closing(connect(tmp_path / "things.db", schema=schema, schema_number=1)) as raw:
+        raw.set_authorizer(
+            lambda action, name, *_: (
+                sqlite3.SQLITE_DENY
+                if (action, name) == (sqlite3.SQLITE_PRAGMA, "wal_checkpoint")
+                else sqlite3.SQLITE_OK
+            )
+        )
+        assert not truncate_wal(raw, wait_ms=0)
+        raw.set_authorizer(None)
+
+        assert raw.execute("PRAGMA busy_timeout").fetchone() == (5000,)

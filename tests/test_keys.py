@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.sites import renewed
 
 from memoranda.ledger import keyring
 from memoranda.ledger.bundles import read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError, StorageFault
 from memoranda.ledger.keyring import BATCH, open_recovery_copy
 from memoranda.ledger.receipts import Receipt
+from memoranda.ledger.recovery_code import code_of
 from memoranda.ledger.sealing import derive, open_sealed_to, unwrap
 from memoranda.ledger.slots import SLOT_BYTES, SlotFile
 from memoranda.ledger.stamps import Stamps
@@ -437,6 +439,17 @@ def test_a_rotation_stopped_twice_is_finished_by_the_third(opened, folder, world
     assert memory.audit.verify().findings == ()
 
 
+def test_keys_that_another_thread_closes_meanwhile_are_those_of_a_closed_ledger(opened):
+    memory = opened()
+    log = memory._parts.log
+    key_id = log.key_rows()[0][0]
+    memory.close()
+
+    for read in (log.key_rows, lambda: log._keyring.holds(key_id)):
+        with pytest.raises(RefusedError, match="is closed"):
+            read()
+
+
 # -- the recovery code ----------------------------------------------------------------------------
 
 
@@ -484,7 +497,7 @@ def test_a_recovery_copy_opens_with_its_code_and_space_only(opened, folder):
     memory = opened()
     keyring = memory._parts.log._keyring
     other_code = memory.recovery_code
-    code = memory.new_recovery_code()
+    code = renewed(memory)
 
     copy = keyring.recovery_copy()
 
@@ -512,7 +525,7 @@ def test_a_new_recovery_code_ends_the_one_before(opened):
     memory = opened()
     old = memory.recovery_code
 
-    new = memory.new_recovery_code()
+    new = renewed(memory)
 
     assert new != old
     assert not memory.is_recovery_code(old)
@@ -520,6 +533,24 @@ def test_a_new_recovery_code_ends_the_one_before(opened):
     memory.close()
     memory = opened()
     assert (memory.is_recovery_code(new), memory.is_recovery_code(old)) == (True, False)
+
+
+def test_a_recovery_code_is_in_force_once_it_is_set_and_not_before(opened, tmp_path):
+    memory = opened()
+    old, bundle = memory.recovery_code, tmp_path / "away" / SPACE
+    memory.backup(tmp_path / "away")
+
+    new = memory.make_recovery_code()
+    with pytest.raises(RefusedError, match="is no recovery code"):
+        memory.set_recovery_code(code_of(b"short"))
+
+    memory.close()
+    memory = opened()
+    assert [memory.is_recovery_code(code) for code in (old, new)] == [True, False]
+    assert open_recovery_copy(read_bundle(bundle).recovery, old, SPACE)[0] == 1
+    memory.set_recovery_code(new)
+    assert [memory.is_recovery_code(code) for code in (old, new)] == [False, True]
+    assert open_recovery_copy(read_bundle(bundle).recovery, new, SPACE)[0] == 1
 
 
 def test_no_key_of_today_opens_a_recovery_copy(opened):
@@ -581,7 +612,7 @@ def test_no_key_ever_stands_in_clear_in_any_file(folder, tmp_path, is_open):
         memory.remember(f"fact {n}")
     before_rotation = len(drawn)
     memory.rotate_keys()
-    codes.append(memory.new_recovery_code())
+    codes.append(renewed(memory))
     memory.remember("fact 4")
     if not is_open:
         memory.close()
@@ -618,7 +649,8 @@ def test_opened_keys_are_held_up_to_a_bound_however_many_are_minted(opened, monk
 
 DEEDS = {
     "rotate": lambda it: it.rotate_keys(),
-    "code": lambda it: it.new_recovery_code(),
+    "make a code": lambda it: it.make_recovery_code(),
+    "set a code": lambda it: it.set_recovery_code("any"),
     "ask": lambda it: it.is_recovery_code("any"),
     "rebuild": lambda it: it.rebuild(),
     "passphrase": lambda it: it.set_passphrase("of somebody else"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random  # noqa: TID251  # seeded: a run can be repeated
 from typing import Any
 
-from tests.sites import SPACE, Site, positions_of
+from tests.sites import SPACE, Site, positions_of, renewed
 
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import RecordCommitted
@@ -243,7 +243,7 @@ def test_processes_killed_at_any_moment_lose_nothing_acknowledged_and_leave_noth
             journal = live_and_die(site, dice, life)
             with site.open() as memory:
                 # The opening that made the space, and knew its code, may have been killed.
-                book.code = book.code or memory.recovery_code or memory.new_recovery_code()
+                book.code = book.code or memory.recovery_code or renewed(memory)
                 take_stock(memory, book, journal)
         with site.open() as memory:
             close_the_book(site, memory, book)

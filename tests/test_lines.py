@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.sites import renewed
 
 from memoranda.ledger import backups, chain, restoring
 from memoranda.ledger.backups import BackupReport, LogCopy, read_manifest
@@ -470,7 +471,7 @@ def test_a_restore_from_before_a_new_recovery_code_leaves_that_one_in_force(
     old = memory.recovery_code
     memory.remember(OTHER)
     memory.backup(away)
-    new = memory.new_recovery_code()
+    new = renewed(memory)
     memory.close()
 
     assert restored(folder, away, force=True).findings == ()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.providers import Chats, Company, Provider, company
-from tests.sites import FailingCommit
+from tests.sites import FailingCommit, renewed
 
 from memoranda.ledger.authority import Auditor, BackgroundItem, ModelSession, PersonClient
 from memoranda.ledger.errors import (
@@ -1233,7 +1233,7 @@ def test_an_opening_that_was_fenced_stays_so_when_its_host_comes_back(opened):
     assert new.remember("by the new one").epoch == 3
     assert old.remember("by the old one").refusal is Refusal.EXECUTION_FENCED
     with pytest.raises(RefusedError, match="execution_fenced"):
-        old.new_recovery_code()
+        renewed(old)
 
 
 def test_a_reason_of_reconcile_holds_no_secret_and_falls_with_its_record(memory, primary):

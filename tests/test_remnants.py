@@ -1,7 +1,9 @@
 """A forget that one can watch: where a text is found before it, and where afterwards."""
 
 import asyncio
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,22 @@ def test_scenario_49_a_forgotten_text_is_left_in_the_captured_message_only(memor
 
     assert kinds(memory) == [("message", f"{REF}50")]
     assert memory.audit.verify().findings == ()
+
+
+def own_locks() -> int:
+    """How many locks of SQLite's kind this process has on files."""
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum(lock[1:2] == ["POSIX"] and lock[4] == str(os.getpid()) for lock in locks)
+
+
+def test_a_search_for_remnants_ends_no_lock_on_what_is_open(memory):
+    with memory._parts.log.reading() as store:
+        assert store.head.position
+        before = own_locks()
+
+        memory.remnants(CANARY)
+
+        assert own_locks() >= before > 3
 
 
 def test_with_its_sources_a_forgotten_text_is_left_nowhere(memory, record):

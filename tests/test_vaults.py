@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import keyring
 import pytest
 from keyring.backend import KeyringBackend
 from keyring.errors import KeyringLocked, PasswordDeleteError
 from tests.conftest import World
+from tests.tables import Folders
 
 from memoranda.ledger import sqlite_files, vaults
 from memoranda.ledger.bundles import read_bundle
@@ -24,10 +26,10 @@ from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedErr
 from memoranda.ledger.keyring import open_recovery_copy
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
-from memoranda.ledger.slots import SLOT_BYTES, SlotFile
+from memoranda.ledger.slots import CONTENT_BYTES, SLOT_BYTES, SlotFile
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
-from memoranda.tools.restore import restore
+from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
 
 SPACE = "us_alice"
@@ -494,6 +496,92 @@ def test_a_restore_by_code_destroys_what_a_vault_kept_of_the_ledger_or_names_it(
     assert len(opened().records()) == 1
 
 
+class Machine(NamedTuple):
+    """Another machine with nothing on it, and a backup to restore there by its code."""
+
+    ledger: Folders
+    way: dict[str, Any]
+    away: Path
+    code: str
+
+    def restored(self, step: Callable[[str], None] = lambda _: None) -> RestoreReport | Refused:
+        vault, key_vault = self.way.get("vault", "slots"), self.way.get("key_vault")
+        settings, asked = (
+            load_settings(space=SPACE, **self.ledger, vault=vault),
+            Asked(code=self.code),
+        )
+        return restore(settings, Stamps(step=step), self.away, asked, key_vault=key_vault)
+
+    def opened(self) -> Memory:
+        return open_memory(SPACE, **self.ledger, **self.way)
+
+
+@pytest.fixture(params=["keyring", "kms"])
+def machine(opened, elsewhere, tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
+    way = {"vault": "keyring"} if request.param == "keyring" else {"key_vault": Service()}
+    with opened() as memory:
+        memory.remember("I live in Kyoto")
+        memory.backup(tmp_path / "away")
+        return Machine(elsewhere, way, tmp_path / "away", memory.recovery_code)
+
+
+def kept_in_vaults(machine: Machine, system: Entries) -> int:
+    return len(system.kept) + len(getattr(machine.way.get("key_vault"), "keys", ()))
+
+
+def test_a_restore_on_an_empty_machine_ends_with_the_key_in_the_vault_that_is_named(
+    machine, system
+):
+    report = machine.restored()
+
+    assert (report.is_served, report.lacks_passphrase, report.left_in) == (True, False, ())
+    assert kept_in_vaults(machine, system) == 1
+    assert [len(it) for it in slots_of(machine.ledger).read().values()] == [CONTENT_BYTES]
+    with machine.opened() as memory:
+        assert len(memory.records()) == 1
+
+
+@pytest.mark.sqlite("each stop is of a new machine")
+def test_a_restore_into_a_vault_that_is_stopped_at_any_step_ends_alike_when_it_is_repeated(
+    machine, system, tmp_path
+):
+    steps: list[str] = []
+    machine.restored(steps.append)
+
+    for step in dict.fromkeys(steps):
+        folder, kept = tmp_path / step.replace(":", "-"), kept_in_vaults(machine, system)
+        again = machine._replace(ledger={it: folder / it for it in ("data", "state")})
+        with pytest.raises(Stopped):
+            again.restored(stopping(step))
+
+        assert again.restored().is_served
+        # A key that was kept before its slot said so has never wrapped anything.
+        assert kept_in_vaults(machine, system) - kept <= 1 + (step == "vault:written")
+        with again.opened() as memory:
+            assert len(memory.records()) == 1
+
+
+@pytest.mark.parametrize("machine", ["keyring"], indirect=True)
+def test_a_vault_that_cannot_be_used_is_refused_before_anything_is_restored(machine):
+    keyring.set_keyring(Locked())
+
+    refused = machine.restored()
+
+    assert (refused.refusal, refused.field) == (Refusal.SERVICE_UNAVAILABLE, "vault")
+    assert not any(machine.ledger[it].exists() for it in ("data", "state"))
+
+
+@pytest.mark.parametrize("machine", ["keyring"], indirect=True)
+def test_a_restore_that_counts_on_another_vault_than_the_one_here_puts_nothing(machine):
+    machine.restored()
+    before = contents(machine.ledger)
+
+    refused = machine._replace(way={}).restored()
+
+    assert refused.field == "vault"
+    assert contents(machine.ledger) == before
+
+
 class Fickle(Service):
     """The same, but for one call that fails, lies or answers with something else."""
 
@@ -878,7 +966,9 @@ def test_after_a_stopped_change_a_wrong_passphrase_takes_nothing_back(
     locked.close()
     slots = contents(folder)["slots"]
 
-    assert "not the one" in refused_by(opened, passphrase="neither").message
+    refused = refused_by(opened, passphrase="neither").message
+    assert "not the one" in refused
+    assert ("the one before is in force" in refused) == (step == "rotate:slot-written")
     assert "needed" in refused_by(opened).message
 
     assert contents(folder)["slots"] == slots
@@ -1063,9 +1153,17 @@ def test_at_a_terminal_a_passphrase_is_typed_twice_and_never_shown(at):
 
 def test_in_a_pipe_the_new_one_is_a_line_and_the_one_in_force_is_in_a_file(at, tmp_path):
     at.piped("init")
-    set_now = at.piped("keys", "passphrase", "--json", given=f"{FIRST}\nmore\n")
-    assert set_now.returncode == 0
-    assert '"key_epoch": 2' in set_now.stdout
+    other = at.piped("keys", "passphrase", given=f"{FIRST}\n{SECOND}\n")
+    assert other.returncode == 1
+    assert "not the same the second time" in other.stderr
+    for number, given in enumerate((f"{SECOND}\n{SECOND}\n", f"{FIRST}\n"), 2):
+        set_now = at.piped("keys", "passphrase", "--json", given=given)
+        assert set_now.returncode == 0
+        assert f'"key_epoch": {number}' in set_now.stdout
+        (tmp_path / "passphrase").write_text(given)
+        (tmp_path / "passphrase").chmod(0o600)
+        at.env["MEMORANDA_PASSPHRASE_FILE"] = str(tmp_path / "passphrase")
+    del at.env["MEMORANDA_PASSPHRASE_FILE"]
 
     refused = at.piped("status", given=f"{FIRST}\n")
     assert refused.returncode == 1

@@ -56,11 +56,10 @@ class Answer:
     problem: Problem | None = None
 
 
-def put_json(fields: Mapping[str, object]) -> None:
-    """One object on one line of standard output, valid in whatever encoding that has."""
+def json_of(fields: Mapping[str, object]) -> str:
+    """One object on one line, valid in whatever encoding standard output has."""
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-    text = escaped(json.dumps(fields, ensure_ascii=not is_utf8))
-    sys.stdout.write(f"{text}\n")
+    return escaped(json.dumps(fields, ensure_ascii=not is_utf8))
 
 
 def put(shown: RenderableType, stream: TextIO | None = None) -> None:

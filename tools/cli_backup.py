@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Gone = Annotated[
     bool, typer.Option("--gone", help="Write nothing: it is gone, and no forget is to name it.")
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
+# Texts, since an empty path would pass for the present folder: a script's variable may be unset.
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="A folder on another disk or machine.")]
 
 UNITS = """\
 # ~/.config/systemd/user/memoranda-backup.service
@@ -63,6 +64,7 @@ def backup(
     """
     run = run_of(context)
     if gone:
+        _refuse_beside_gone(context, keep=keep, schedule=schedule)
         return _gone(run, folder)
     if schedule:
         return _schedule(run, folder, keep)
@@ -73,7 +75,7 @@ def backup(
     return Answer({"backup": made.model_dump(mode="json")}, list(_backup_page(made)))
 
 
-def _schedule(run: Run, folder: Path, keep: int | None) -> Answer:
+def _schedule(run: Run, folder: str, keep: int | None) -> Answer:
     given = [word for name, text in run.given.items() if text for word in (f"--{name}", text)]
     kept = [] if keep is None else ["--keep", str(keep)]
     target = str(path_of(folder, "destination"))
@@ -88,7 +90,14 @@ def _schedule(run: Run, folder: Path, keep: int | None) -> Answer:
     return Answer({"cron": f"17 3 * * *  {cron}", "systemd": units}, shown)
 
 
-def _gone(run: Run, path: Path) -> Answer | Refused:
+def _refuse_beside_gone(context: typer.Context, **others: object) -> None:
+    """Raises a usage error that names the options which say how to write what is not written."""
+    given = ", ".join(f"--{name}" for name, value in others.items() if value)
+    if given:
+        raise typer.BadParameter(f"writes nothing: leave {given} out", context, param_hint="--gone")
+
+
+def _gone(run: Run, path: str) -> Answer | Refused:
     with run.memory() as memory:
         left = memory.copy_is_gone(path)
     if isinstance(left, Refused):
@@ -175,7 +184,7 @@ def _restore_problem(report: "RestoreReport") -> Problem | None:
 
 def export(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write.")],
     *,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Pages for people, in place of JSON lines.")
@@ -189,6 +198,7 @@ def export(
     The file is out of the ledger's hands: forgets name it as a copy that they do not reach.
     """
     if gone:
+        _refuse_beside_gone(context, markdown=markdown, replace=replace)
         return _gone(run_of(context), file)
     form = "markdown" if markdown else "jsonl"
     with run_of(context).memory() as memory:

@@ -49,13 +49,19 @@ def recovery(
     ] = False,
     _json: Json = False,
 ) -> Answer:
-    """Make a new recovery code, shown this once; the one before opens no later copy."""
+    """Make a new recovery code, shown this once; the one before opens no later copy.
+
+    It is in force once the command says so: until then, the one before still is.
+    """
     run = run_of(context)
     if not check:
         with run.memory() as memory:
-            code, pending = memory.new_recovery_code(), memory.old_bundles()
-        shown = [f"    {code}", "Write it down. It is shown this once and kept nowhere."]
-        return Answer({"recovery_code": code, "pending": pending}, [*shown, *bundle_lines(pending)])
+            code = memory.make_recovery_code()
+            shown = [f"    {code}", "Write it down. It is shown this once and kept nowhere."]
+            run.begin(Answer({"recovery_code": code}, shown))
+            memory.set_recovery_code(code)
+            pending = memory.old_bundles()
+        return Answer({"pending": pending}, ["It is in force.", *bundle_lines(pending)])
     typed = asked_code()
     with run.memory() as memory:
         is_valid = memory.is_recovery_code(typed)

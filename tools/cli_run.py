@@ -12,15 +12,15 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from memoranda.ledger.errors import Refusal, Refused
+from memoranda.ledger.errors import Refusal, Refused, StorageFault
 from memoranda.ledger.stamps import Stamps
 from memoranda.tools.cli_answers import (
     Answer,
     ExitCode,
     Problem,
     discard_rest,
+    json_of,
     put,
-    put_json,
     words_of,
 )
 from memoranda.tools.render import short
@@ -50,6 +50,7 @@ class Run:
     operation_id: str | None = None
     record_id: str | None = None
     recovery_code: str | None = None
+    is_begun: bool = False
     log: logging.Handler = field(default_factory=logging.NullHandler)
 
     def __post_init__(self) -> None:
@@ -167,12 +168,28 @@ class Run:
 
     # -- the way out ------------------------------------------------------------------------
 
+    def begin(self, answer: Answer) -> None:
+        """Puts out what must be seen before the rest is done; raises StorageFault if it is not."""
+        try:
+            if self.as_json:
+                sys.stdout.write(json_of(answer.fields).removesuffix("}"))
+                self.is_begun = True
+            else:
+                _put_words(answer)
+            sys.stdout.flush()
+        except OSError as error:
+            discard_rest(sys.stdout)
+            message = f"the answer could not be written, so nothing was done: {error.strerror}"
+            raise StorageFault(message) from error
+
     def finish(self, outcome: Answer | Problem) -> ExitCode:
         """Puts the outcome out, once; the exit code."""
         answer = outcome if isinstance(outcome, Answer) else Answer({}, problem=outcome)
         try:
             if self.as_json:
-                put_json(self._fields(answer))
+                text = json_of(self._fields(answer))
+                rest = f", {text.removeprefix('{')}" if self.is_begun else text
+                sys.stdout.write(f"{rest}\n")
             else:
                 _put_words(answer)
             sys.stdout.flush()

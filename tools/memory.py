@@ -22,6 +22,7 @@ from memoranda.ledger.places import Place
 from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.protection import attached
 from memoranda.ledger.reconcile import Reconcile
+from memoranda.ledger.recovery_code import CODE_BYTES, code_of, read_code
 from memoranda.ledger.restoring import sweep
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
@@ -216,10 +217,25 @@ class Memory(Writing, Reading):
         except RefusedError as error:
             return error.refused
 
-    def new_recovery_code(self) -> str:
-        """A new recovery code in place of the one before; shown this once."""
+    def make_recovery_code(self) -> str:
+        """A new recovery code, kept nowhere; the one before is in force until this one is set.
+
+        Show it first, and set it once it was seen: no kill between leaves one that nobody knows.
+        """
         self._refuse_others()
-        return self._parts.log.new_recovery_code()
+        self._parts.log.refuse_if_closed()
+        return code_of(self._parts.stamps.entropy(CODE_BYTES))
+
+    def set_recovery_code(self, code: str) -> None:
+        """Puts a code that was made and shown in force; the one before opens no later copy.
+
+        Raises RefusedError (F36) for what is no code.
+        """
+        self._refuse_others()
+        raw = read_code(code)
+        if raw is None:
+            raise RefusedError(Refused(Refusal.INVALID_REQUEST, "code", "is no recovery code"))
+        self._parts.log.set_recovery_code(raw)
 
     def is_recovery_code(self, code: str) -> bool:
         """Whether `code` is the recovery code in force."""

@@ -33,11 +33,13 @@ def asked_passphrase() -> str | None:
 
 
 def new_passphrase() -> str | Refused:
-    """A new passphrase: typed twice without echo, or the first line of a pipe."""
-    if not sys.stdin.isatty():
-        return sys.stdin.readline(LINE_BYTES_MAX).removesuffix("\n").removesuffix("\r")
-    first = getpass("New passphrase: ")
-    if first != getpass("The same again: "):
+    """A new passphrase: typed twice without echo, or the one line of a pipe, repeated or not."""
+    if sys.stdin.isatty():
+        first, again = getpass("New passphrase: "), getpass("The same again: ")
+    else:
+        first, _, rest = sys.stdin.read(LINE_BYTES_MAX).partition("\n")
+        again = rest.removesuffix("\n") or first
+    if first != again:
         return Refused(Refusal.INVALID_REQUEST, "passphrase", "was not the same the second time")
     return first
 

@@ -7,7 +7,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.places import path_of
 from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import Passphrase
+from memoranda.ledger.vaults import KeyVault, Passphrase
 from memoranda.projections.audit import Finding
 from memoranda.tools.memory import assemble, place_of, unlocking_of
 from memoranda.tools.settings import Settings
@@ -27,15 +27,18 @@ def restore(
     stamps: Stamps,
     folder: Path | str,
     asked: Asked = PLAINLY,
+    *,
     passphrase: Passphrase = None,
+    key_vault: KeyVault | None = None,
 ) -> RestoreReport | Refused:
     """Brings a space back from a backup folder; repeatable after a crash at any step.
 
-    Forced, it is served whatever the audit finds.
+    Forced, it is served whatever the audit finds. In the end the wrapping key is kept by the vault
+    that the settings name, or by a host's own `key_vault`.
     """
     try:
         backup = path_of(folder, "backup")
-        unlocking = unlocking_of(settings, passphrase, None)
+        unlocking = unlocking_of(settings, passphrase, key_vault)
     except RefusedError as error:
         return error.refused
     if asked.position is not None and type(asked.position) is not int:
@@ -44,10 +47,10 @@ def restore(
     restored = restoring.begin(backup, asked)
     if isinstance(restored, Refused):
         return restored
-    opened = partial(assemble, create=False, is_restoring=True, passphrase=passphrase)
-    with opened(settings, stamps) as memory:
+    opened = partial(assemble, create=False, is_restoring=True)
+    with opened(settings, stamps, passphrase=passphrase, key_vault=key_vault) as memory:
         key_epoch = memory.status().key_epoch
-        if key_epoch == restored.key_epoch:
+        while key_epoch <= restored.key_epoch:
             # Whatever opened the backup until now opens nothing that is written from here on.
             key_epoch = memory.rotate_keys()
         findings = memory.audit.verify().findings
