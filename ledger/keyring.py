@@ -255,16 +255,19 @@ class Keyring:
         old, new = min(epochs), max(epochs)
         if self._outside(new):
             self._wrapping_key(old)  # raises before anything is taken back
-            if (wrapping_key := begun or self._vault.read().get(new)) is None:
+            if (wrapping_key := begun or self._vault.key(new)) is None:
                 self._vault.destroy(new)
                 return
             self._rewrap(new, wrapping_key)
         self._stamps.step("rotate:rewrapped")
-        if not self.truncate():
-            message = "the key file is held, or the disk is full; the rotation goes on next time"
-            raise KeptKey(message)
-        self._stamps.step("rotate:truncated")
-        self._vault.destroy(old)
+        try:
+            if not self.truncate():
+                raise KeptKey("the key file is held, or the disk is full")  # noqa: TRY301
+            self._stamps.step("rotate:truncated")
+            self._vault.destroy(old)
+        except KeptKey as error:
+            message = f"{error}; key epoch {new} is in force all the same"
+            raise KeptKey(message) from error
         self._stamps.step("rotate:slot-destroyed")
 
     def _outside(self, key_epoch: int) -> list[KeyRow]:
@@ -353,15 +356,15 @@ class Keyring:
         return wrap(wrapping_key, secret, self._bound(key_id, key_epoch), nonce)
 
     def _secret(self, key_id: str) -> bytes:
-        secret = self._found(key_id)
-        if secret is None:
+        if (secret := self._found(key_id)) is None:
             raise IntegrityFault("a key that the space cannot do without is missing")
         return secret
 
     def _found(self, key_id: str) -> bytes | None:
         row = self._row(key_id)
         if row is not None and row[0] not in self._wrapping_keys:
-            self._wrapping_keys = self._vault.read()
+            if wrapping_key := self._vault.key(row[0]):
+                self._wrapping_keys = {row[0]: wrapping_key}
             # A rotation may have ended between the two reads; the row is read once more after it.
             row = self._row(key_id)
         if row is None:
@@ -389,9 +392,9 @@ class Keyring:
 
     def _wrapping_key(self, key_epoch: int) -> bytes:
         if key_epoch not in self._wrapping_keys:
-            self._wrapping_keys = self._vault.read()
-        if key_epoch not in self._wrapping_keys:
-            raise self._vault.missing(key_epoch)
+            if (wrapping_key := self._vault.key(key_epoch)) is None:
+                raise self._vault.missing(key_epoch)
+            self._wrapping_keys[key_epoch] = wrapping_key
         return self._wrapping_keys[key_epoch]
 
     def _bound(self, key_id: str, key_epoch: int) -> bytes:

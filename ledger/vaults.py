@@ -252,8 +252,13 @@ class WrappingKeys:
 
     def read(self) -> dict[int, bytes]:
         """The keys that can be had, by key epoch; `missing` says why one cannot."""
-        opened = {epoch: self._open(epoch, it) for epoch, it in self._slots.read().items()}
+        opened = {epoch: self.key(epoch) for epoch in self.epochs()}
         return {epoch: key for epoch, key in opened.items() if key is not None}
+
+    def key(self, key_epoch: int) -> bytes | None:
+        """One of them alone: a vault that was moved out of may be gone for good."""
+        content = self._slots.read().get(key_epoch)
+        return None if content is None else self._open(key_epoch, content)
 
     def missing(self, key_epoch: int) -> Exception:
         """Why the key of an epoch cannot be had."""

@@ -119,8 +119,8 @@ def test_everything_that_was_looked_at_is_told(healthy):
     names = [check.name for check in examined(healthy._parts)]
 
     assert names == [
-        "sqlite", "pragmas", "permissions", "anchor", "journal", "erasures", "operations",
-        "backup", "state",
+        "sqlite", "pragmas", "permissions", "anchor", "journal", "erasures", "key rotation",
+        "operations", "backup", "state",
     ]  # fmt: skip
 
 

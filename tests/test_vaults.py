@@ -648,6 +648,53 @@ def test_a_vault_that_fails_or_lies_holds_an_erasure_up_and_is_never_believed(
     assert memory.audit.verify().findings == ()
 
 
+def test_a_ledger_whose_key_has_moved_out_of_a_vault_that_is_gone_for_good_opens(opened):
+    service = Fickle()
+    memory = opened(key_vault=service)
+    kept = memory.remember("I play the cello")
+    service.fault = "destroy fails"
+
+    with pytest.raises(StorageFault, match="key epoch 2 is in force"):
+        memory.move_keys("slots")
+    memory.close()
+
+    again = opened()
+    assert again.read(kept.record_id).record.content == "I play the cello"
+    assert again.remember("It goes on").to_revision == 1
+    assert unfinished(again) is not None
+    again.close()
+    service.fault = None
+    with opened(key_vault=service) as whole:
+        assert (service.keys, unfinished(whole)) == ({}, None)
+        assert whole.audit.verify().findings == ()
+
+
+def unfinished(memory: Memory) -> str | None:
+    """What doctor says of a rotation that has not ended."""
+    found = (it for it in memory.doctor() if it.name == "key rotation" and it.level == "finding")
+    return next((it.message for it in found), None)
+
+
+def test_a_passphrase_that_is_set_beside_a_reader_of_the_key_file_is_in_force_and_says_so(
+    opened, folder
+):
+    memory = opened()
+    memory.remember("I play the cello")
+    with closing(sqlite3.connect(folder["data"] / SPACE / "keys.db", isolation_level=None)) as raw:
+        raw.execute("BEGIN")
+        raw.execute("SELECT count(*) FROM keys").fetchone()
+        with pytest.raises(StorageFault, match="key epoch 2 is in force all the same"):
+            memory.set_passphrase(FIRST)
+        assert memory.remember("It goes on").to_revision == 1
+        assert unfinished(memory) is not None
+        raw.execute("ROLLBACK")
+    memory.close()
+
+    assert refused_by(opened).field == "passphrase"
+    again = opened(passphrase=FIRST)
+    assert (unfinished(again), again.audit.verify().findings) == (None, ())
+
+
 class Unusable(Service):
     """The same, but for one call that is refused for now, as by a system that is locked."""
 
@@ -805,7 +852,7 @@ def test_an_opening_hides_no_vault_that_fails_before_a_rotation_has_a_key_in_for
         memory.rotate_keys()
     world.at_step = stopping("")
     memory.close()
-    service.asked = FailingAt(3)
+    service.asked = FailingAt(2)
 
     with pytest.raises(StorageFault, match=r"^kms"):
         opened(key_vault=service)

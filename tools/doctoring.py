@@ -13,6 +13,7 @@ from memoranda.ledger.events import RecordCommitted, Value
 from memoranda.ledger.forgetting import FORGETS, pending_in
 from memoranda.ledger.holding import all_held, until_of
 from memoranda.ledger.log import ANCHOR_EVENTS, Log
+from memoranda.ledger.slots import SlotFile
 from memoranda.ledger.stamps import moment_of, time_text
 from memoranda.ledger.takeover import completed_in
 from memoranda.ledger.witness import Destination
@@ -40,6 +41,7 @@ def examined(parts: Parts) -> tuple[Check, ...]:
         _anchor(log),
         _journal(log),
         _erasures(log),
+        _rotation(log),
         *_held(parts),
         _operations(parts),
         *_earlier_store(parts),
@@ -104,6 +106,14 @@ def _erasures(log: Log) -> Check:
     if pending:
         return _finding("erasures", f"{pending} are not complete; `memoranda forgotten finish`")
     return _fine("erasures", "everything that was forgotten is erased")
+
+
+def _rotation(log: Log) -> Check:
+    """Whether the wrapping key of before is gone: with an old copy it opens what was forgotten."""
+    if len(SlotFile(log.place.state / "slots").read()) == 1:
+        return _fine("key rotation", "no wrapping key of before is kept")
+    message = "the wrapping key of before is not destroyed yet; end what reads keys.db, or see to"
+    return _finding("key rotation", f"{message} its vault, then run any command")
 
 
 def _held(parts: Parts) -> Iterator[Check]:
