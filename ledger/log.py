@@ -124,9 +124,9 @@ class Log:
             self._refuse_if_fenced(store)
             was_newcomer = store.newcomer is not None
             yield store
-            self._recorder.seen = transaction.head
             holder = holder_of(store) if was_newcomer and store.newcomer is None else None
         # Not before it is durable: a host whose first append failed has not attached.
+        self._recorder.seen = transaction.head
         if holder is not None:
             self._since = holder.since
         if self._since is not None:

@@ -133,7 +133,7 @@ class Restoring:
                 source = self._source(folder, asked, own)
                 with suppress(RefusedError):
                     self._vault.unlock()  # what does not open is asked for by its code
-                wrapping_key = self._wrapping_key(source, asked.code)
+                wrapping_key = self._wrapping_key(source, asked)
                 self._ask_vault(source.bundle, wrapping_key)
                 make_folder(self._place.state)
                 with self._lock.held():
@@ -192,18 +192,15 @@ class Restoring:
             raise _refused("backup", str(fault)) from fault
         if bundle.data_set != manifest.data_set:
             raise _refused("backup", "the key bundle is of another ledger")
-        if bundle.key_epoch < copy.key_epoch and not asked.force:
-            message = "the key bundle is older than the copy of the log; --force restores"
-            raise _refused("force", f"{message} all but what lies under later keys")
         return _Source(copy, own, bundle, manifest)
 
-    def _wrapping_key(self, source: _Source, code: str | None) -> bytes | None:
+    def _wrapping_key(self, source: _Source, asked: Asked) -> bytes | None:
         """What opens the bundle; None where the key file here, which is newer, serves instead."""
         bundle, slots = source.bundle, self._slot_keys()
         key = slots.get(bundle.key_epoch)
-        if code is not None:
+        if asked.code is not None:
             try:
-                _, key = open_recovery_copy(bundle.recovery, code, self._place.space)
+                _, key = open_recovery_copy(bundle.recovery, asked.code, self._place.space)
             except IntegrityFault as fault:
                 message = "is not the code that opens this backup's key bundle"
                 raise _refused("recovery", message) from fault
@@ -221,8 +218,11 @@ class Restoring:
                 source.check(bundle_key_in(bundle.keys, key, self._place.space))
         except IntegrityFault as fault:
             message = f"the backup does not open: {fault}"
-            hint = "" if code else "; with --recovery, your code may"
+            hint = "" if asked.code else "; with --recovery, your code may"
             raise _refused("backup", message + hint) from fault
+        if bundle.key_epoch < source.copy.key_epoch and not asked.force:
+            message = "the key bundle is older than the copy of the log; --force restores"
+            raise _refused("force", f"{message} all but what lies under later keys")
         return key
 
     def _ask_vault(self, bundle: KeyBundle, wrapping_key: bytes | None) -> None:
