@@ -438,7 +438,7 @@ class Log:
             self._keyring.finish_rotation(begun)
         with self.deciding() as store:
             key_epoch = self._keyring.key_epoch
-            if store.head.key_epoch != key_epoch:
+            if store.head.key_epoch < key_epoch:  # a restore has noted the next one already
                 store.note_rotation(key_epoch)
 
     def _settle_bundles(self) -> None:

@@ -28,7 +28,7 @@ from memoranda.ledger.bundles import KeyBundle, read_bundle
 from memoranda.ledger.engines import engine_of
 from memoranda.ledger.entries import Draft
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.events import Attachment, LedgerRestored, RestoredFrom, Value
+from memoranda.ledger.events import LedgerRestored, RestoredFrom, Value
 from memoranda.ledger.keyring import SCHEMA as KEYS_SCHEMA
 from memoranda.ledger.keyring import SCHEMA_NUMBER as KEYS_SCHEMA_NUMBER
 from memoranda.ledger.keyring import (
@@ -358,14 +358,13 @@ class Restoring:
             rows = log.journal.read()
             with log.deciding() as store:
                 store.attach()
-                holder = holder_of(store)
-                if self._engine.is_shared:  # other machines are fenced, under this name too
-                    since, clock = store.head.position + 1, store.clock
-                    holder = Attachment(host=log.host, since=since, clock=clock)
-                store.take_term("restored", holder)
+                store.take_term("restored", holder_of(store))
                 header = LedgerRestored(position=source.copy.position, term=store.head.term)
                 store.append(Draft(header, RestoredFrom.model_validate(before.wire())))
                 again = replay(store, rows)
+                # What it is rotated to next: no key file of before opens it from the first moment.
+                key_epoch = max(store.head.key_epoch, *self._vault.epochs())
+                store.note_rotation(key_epoch + 1)
                 term = store.head.term
             self._stamps.step("restore:replayed")
             log.remove_keys(tuple(again.removed_keys))
@@ -379,7 +378,7 @@ class Restoring:
             messages_lost=again.messages,
             gone=0,
             gone_until=None,
-            key_epoch=max(source.bundle.key_epoch, source.copy.key_epoch),
+            key_epoch=key_epoch,
             term=term,
         )
 

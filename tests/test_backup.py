@@ -19,7 +19,7 @@ from memoranda.ledger import restoring, vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
-from memoranda.ledger.errors import CLOSED, IntegrityFault, Refusal, Refused, RefusedError
+from memoranda.ledger.errors import CLOSED, IntegrityFault, Refused, RefusedError
 from memoranda.ledger.events import MessageForgotten, Value
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
@@ -1046,17 +1046,6 @@ def test_a_copy_under_later_keys_than_its_bundle_comes_back_where_that_is_asked_
         assert back.remember("It goes on").outcome == "committed"
 
 
-def going_on(
-    memory: Memory, opened: Callable[..., Memory], folder: dict[str, Path | str]
-) -> Memory:
-    """Who had the ledger open; on a server, where it may be any machine, it must open it again."""
-    if "engine" in folder:
-        refused = memory.remember("Whoever was there before is fenced")
-        assert refused.refusal is Refusal.EXECUTION_FENCED
-        return opened()
-    return memory
-
-
 def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, folder, away, restored):
     memory = opened()
     memory.remember(OTHER)
@@ -1064,7 +1053,6 @@ def test_a_process_that_had_the_ledger_open_goes_on_after_a_restore(opened, fold
 
     assert restored(folder, away, force=True).is_served
 
-    memory = going_on(memory, opened, folder)
     assert isinstance(memory.remember(FACT), Receipt)
     assert facts(memory) == sorted([FACT, OTHER])
     assert memory.audit.verify(with_index=True).findings == ()
@@ -1083,7 +1071,7 @@ def test_who_had_the_ledger_open_goes_on_in_no_other_one_that_a_restore_puts_the
     assert restored(folder, away, force=True, code=code).is_served
     answers = [memory.publish("tea", OTHER), memory.search("tea"), memory.publish("tea", OTHER)]
 
-    assert {it.refusal for it in answers} <= {CLOSED.refusal, Refusal.EXECUTION_FENCED}
+    assert {it.refusal for it in answers} == {CLOSED.refusal}
     with opened() as new:
         assert facts(new) == ["Another Alice drinks tea."]
         assert new.audit.verify(with_index=True).findings == ()
@@ -1148,7 +1136,7 @@ def test_at_no_step_of_a_restore_does_who_had_the_ledger_open_read_what_was_forg
 
 
 def test_while_a_restore_has_not_ended_who_had_the_ledger_open_neither_reads_nor_writes(
-    torn, opened, folder, world, restored, tmp_path
+    torn, folder, world, restored, tmp_path
 ):
     memory, record_id, drawer = torn
 
@@ -1170,7 +1158,7 @@ def test_while_a_restore_has_not_ended_who_had_the_ledger_open_neither_reads_nor
     assert {(it.refusal.number, it.field) for it in refused} == {("F38", "data")}
     assert key_ids(folder).isdisjoint(journalled_keys(memory))
     assert restored(folder, drawer, code=memory.recovery_code, force=True).is_served
-    assert isinstance(going_on(memory, opened, folder).remember("Acknowledged"), Receipt)
+    assert isinstance(memory.remember("Acknowledged"), Receipt)
 
 
 def key_ids(folder: dict[str, Path]) -> set[str]:
@@ -1198,7 +1186,6 @@ def test_what_is_remembered_and_forgotten_after_a_restore_by_who_had_the_ledger_
     assert memory.finish_forgets() == ()
     assert restored(folder, drawer, code=first.recovery_code, force=True).is_served
 
-    memory = going_on(memory, opened, folder)
     kept, made = memory.remember("It lasts"), memory.remember("It goes")
     receipt = memory.forget(made.record_id, 1)
 

@@ -419,43 +419,61 @@ def of_machine(folder: Path, name: str, url: str) -> dict[str, object]:
     return {"data": folder / name / "data", "state": folder / name / "state", "engine": url}
 
 
-@pytest.mark.parametrize("stopped_at", [None, "restore:slots", "restore:replayed"])
+class TwoMachines:
+    """The first has the ledger open; on the second its backup is restored, beside it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.of_first, self.of_second = (of_machine(folder, it, url) for it in ("1st", "2nd"))
+        self.away = folder / "away"
+        self.acknowledged: list[Receipt] = []
+        self.refusals: set[Refusal] = set()
+        self.first = open_memory(SPACE, **self.of_first)
+        self.first.publish("key", "fact")
+        self.first.backup(self.away)
+
+    def write_on(self, step: str) -> None:
+        """What the first one is told while the restore on the second is at a step."""
+        for number in range(70):
+            told = len(self.acknowledged)
+            answer = self.first.publish(f"{step} {number} {told}", "fact")
+            if isinstance(answer, Receipt):
+                self.acknowledged.append(answer)
+            else:
+                self.refusals.add(answer.refusal)
+        if self.refusals:
+            with pytest.raises(RefusedError) as refused:
+                open_memory(SPACE, **self.of_first)
+            self.refusals.add(refused.value.refused.refusal)
+
+    def restore(self, at_step: dict[str, Callable[[str], object]]) -> RestoreReport | Refused:
+        stamps = Stamps(step=lambda step: at_step.get(step, lambda _: None)(step))
+        asked = Asked(code=self.first.recovery_code, force=True)
+        return restore(load_settings(space=SPACE, **self.of_second), stamps, self.away, asked)
+
+
+@pytest.mark.parametrize("stopped_at", [None, "restore:slots", "restore:replayed", "restore:log"])
 def test_from_a_restore_on_another_machine_on_none_of_before_is_acknowledged_and_none_untold(
     url, tmp_path, stopped_at
 ):
-    acknowledged = []
-
-    def write_on(step: str) -> None:
-        answers = [first.publish(f"{step} {n}", "fact") for n in range(70)]
-        acknowledged.extend(it for it in answers if isinstance(it, Receipt))
-        if step == "restore:log":
-            assert {it.refusal for it in answers} == {Refusal.EXECUTION_FENCED}
+    here = TwoMachines(url, tmp_path)
 
     def stop(step: str) -> None:
-        if step == stopped_at:
-            write_on(step)
-            raise Stopped
+        here.write_on(step)
+        raise Stopped
 
-    def restored(step: Callable[[str], object]) -> RestoreReport | Refused:
-        settings = load_settings(space=SPACE, **of_machine(tmp_path, "second", url))
-        asked = Asked(code=code, force=True)
-        return restore(settings, Stamps(step=step), tmp_path / "away", asked)
-
-    with open_memory(SPACE, **of_machine(tmp_path, "first", url)) as first:
-        code = first.recovery_code
-        first.publish("key", "fact")
-        first.backup(tmp_path / "away")
+    with here.first:
         if stopped_at:
             with pytest.raises(Stopped):
-                restored(stop)
-        steps = ("restore:replayed", "restore:log")
-        report = restored(lambda step: write_on(step) if step in steps else None)
-        late = first.publish("late", "fact")
+                here.restore({stopped_at: stop})
+        at = ("restore:replayed", "restore:log", "rotate:rewrapped")
+        report = here.restore(dict.fromkeys(at, here.write_on))
+        here.write_on("afterwards")
 
     assert (report.is_served, report.findings) == (True, ())
-    assert report.gone == len(acknowledged)
-    assert late.refusal in {Refusal.EXECUTION_FENCED, Refusal.SPACE_UNKNOWN}
-    with open_memory(SPACE, **of_machine(tmp_path, "second", url)) as second:
+    assert len(here.acknowledged) == {None: 70, "restore:log": 0}.get(stopped_at, 140)
+    assert report.gone == len(here.acknowledged)
+    assert here.refusals == {Refusal.SPACE_UNKNOWN}
+    with open_memory(SPACE, **here.of_second) as second:
         assert [it.record.content for it in second.records()] == ["fact"]
         assert second.audit.verify(with_index=True).findings == ()
 

@@ -49,7 +49,7 @@ def restore(
         return restored
     opened = partial(assemble, create=False, is_restoring=True)
     with opened(settings, stamps, passphrase=passphrase, key_vault=key_vault) as memory:
-        key_epoch = memory.status().key_epoch
+        key_epoch = 0
         while key_epoch <= restored.key_epoch:
             # Whatever opened the backup until now opens nothing that is written from here on.
             key_epoch = memory.rotate_keys()
