@@ -140,7 +140,10 @@ class Backups:
             return Refused(Refusal.NOT_AUTHORIZED)
         try:
             target = path_of(path, "path")
-            if _is_there(target) or _is_there(target / self._log.space / FILE_NAME):
+            exports = (it.names for it in self._log.copies.read().exports)
+            files = {Path(it) for names in exports if str(target) in names for it in names}
+            files |= {target, target / self._log.space / FILE_NAME}
+            if any(_is_there(file) for file in files):
                 return Refused(Refusal.INVALID_REQUEST, "path", "is still there; remove it first")
             with self._log.exclusive():
                 is_known = self._log.copies.drop(str(target))

@@ -102,7 +102,7 @@ def _end_bundles(place: Place, snapshot: Snapshot) -> tuple[str, ...]:
             f"the backup in {it.path}: its key bundle with the recovery code reads it"
             for it in left
         ),
-        *(f"the export {it.path}" for it in known.exports),
+        *(f"the export {it}" for it in known.exported()),
     )
 
 
