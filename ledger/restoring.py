@@ -50,11 +50,19 @@ from memoranda.ledger.vaults import InSlot, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
 
 
-def sweep(data: Path) -> None:
-    """Takes away the copies of a log that restores have left: one that is not held is a crash's."""
+def sweep(data: Path) -> str | None:
+    """Takes away the copies of a log that restores have left: one that is not held is a crash's.
+
+    The answer is why one stays, if so.
+    """
+    reason = None
     for left in data.glob("restoring-*.db"):
-        with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
-            _take_away(left)
+        try:
+            with flocked(left, fcntl.LOCK_EX, 0):
+                _take_away(left)
+        except (OSError, RefusedError):
+            reason = "a restore has a copy of the log, or has left one that cannot be taken away"
+    return reason
 
 
 def _take_away(database: Path) -> None:

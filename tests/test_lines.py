@@ -250,6 +250,26 @@ def test_what_a_killed_restore_has_left_of_a_log_goes_with_the_next_opening(open
     assert (left.exists(), held.exists()) == (False, True)
 
 
+def test_what_a_killed_restore_has_left_goes_with_a_forget_of_a_ledger_that_stays_open(
+    opened, folder, world
+):
+    memory = opened()
+    first, second = memory.remember(OTHER), memory.remember(FACT)
+    left, held = (folder["data"] / SPACE / f"restoring-{it}.db" for it in ("left", "held"))
+    left.write_bytes(b"a sealed log")
+    held.touch()
+
+    with flocked(held, fcntl.LOCK_EX, 0):
+        beside = memory.forget(first.record_id, 1)
+
+    assert (left.exists(), held.exists()) == (False, True)
+    assert [it.startswith("a restore has") for it in beside.pending] == [True]
+    world.move(seconds=3)
+    after = memory.forget(second.record_id, 1)
+    assert (held.exists(), after.pending) == (False, ())
+    assert after.erased_at
+
+
 # -- which copy is the newest ---------------------------------------------------------------------
 
 

@@ -324,7 +324,8 @@ def assemble(
 
 def _purges(log: Log, views: ViewFile, checked: Sequence[View]) -> tuple[Purge, ...]:
     """What a forget takes away beside the log and its keys."""
-    return partial(purge, log, views, *checked), partial(sweep_exports, log)
+    restores, exports = partial(sweep, log.place.data), partial(sweep_exports, log)
+    return partial(purge, log, views, *checked), restores, exports
 
 
 def _taken_over(migration: Migration, settings: Settings) -> MigrationReport | None:
