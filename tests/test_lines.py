@@ -18,6 +18,7 @@ from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForgotten
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.sqlite_files import flocked
+from memoranda.tools.cli_backup import _restore_page
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
@@ -268,6 +269,30 @@ def test_what_a_killed_restore_has_left_goes_with_a_forget_of_a_ledger_that_stay
     after = memory.forget(second.record_id, 1)
     assert (held.exists(), after.pending) == (False, ())
     assert after.erased_at
+
+
+def test_a_restore_beside_a_reader_of_the_key_file_is_served_and_names_the_key_that_is_kept(
+    opened, folder, away, restored, world
+):
+    with opened() as memory:
+        gone = memory.remember(FACT)
+        memory.remember(OTHER)
+        memory.backup(away)
+
+    with closing(sqlite3.connect(folder["data"] / SPACE / "keys.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM keys").fetchone()
+        report = restored(folder, away)
+
+    assert (report.findings, report.is_served, report.key_epoch) == ((), True, 2)
+    assert report.kept_key in "".join(str(it) for it in _restore_page(report))
+    world.move(seconds=3)
+    with opened() as memory:
+        assert memory.forget(gone.record_id, 1).erased_at
+        assert facts(memory) == [OTHER]
+        assert memory.audit.verify().findings == ()
+    after = restored(folder, away, force=True)
+    assert (after.is_served, after.kept_key, after.forgotten_again) == (True, None, 1)
 
 
 # -- which copy is the newest ---------------------------------------------------------------------
