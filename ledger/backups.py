@@ -178,7 +178,7 @@ class Backups:
         manifest = manifest.model_copy(update={"keep": destination.keep})
         _put_manifest(inner, manifest.of(kept, self._log.bundle_key))
         self._stamps.step("backup:noted")
-        _drop_others(inner, {it.file for it in kept})
+        self._drop_others(inner, manifest.copies, {it.file for it in kept})
         return self._report(destination, made, len(kept), len(copies) + 1 - len(kept))
 
     def _report(
@@ -239,11 +239,34 @@ class Backups:
     def _verified(self, path: Path) -> Head:
         """The head of the copy, once all of it is read back and the log says the same there."""
         head = verify_copy(path, self._log.space)
-        with self._log.reading() as store:
-            is_ours = store.chain_at(head.position) == head.chain
-        if not is_ours:
+        if not self._is_ours(head):
             raise StorageFault("the copy is not what the log says; make the backup again")
         return head
+
+    def _is_ours(self, head: Head) -> bool:
+        with self._log.reading() as store:
+            return store.chain_at(head.position) == head.chain
+
+    def _drop_others(self, inner: Path, listed: Iterable[LogCopy], kept: Iterable[str]) -> None:
+        """Removes copies that no list names any more, and what a crash left half made.
+
+        One that no list has named stays where it goes further than our log, or another way: it may
+        be the last that its machine has made.
+        """
+        old = {it.file for it in listed}
+        for path in (*inner.glob("log-*.db"), *inner.glob("log.new*")):
+            is_old = path.name in old or path.suffix != ".db" or not self._is_anothers(path)
+            if path.name not in kept and is_old:
+                path.unlink(missing_ok=True)
+        sync_folder(inner)
+
+    def _is_anothers(self, path: Path) -> bool:
+        try:
+            return not self._is_ours(verify_copy(path, self._log.space))
+        except IntegrityFault:
+            return False
+        except RefusedError:  # a newer version's
+            return True
 
 
 def _is_there(path: Path) -> bool:
@@ -387,11 +410,3 @@ def _whole(snapshot: SQLiteSnapshot, space: str) -> Head:
     if position == 0 or snapshot.head[:2] != (position, tip):
         raise IntegrityFault("the copy of the log is not complete")
     return snapshot.head
-
-
-def _drop_others(inner: Path, kept: Iterable[str]) -> None:
-    """Removes copies that no manifest names: old ones, and what a crash left half made."""
-    for path in (*inner.glob("log-*.db"), *inner.glob("log.new*")):
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
-    sync_folder(inner)

@@ -346,6 +346,51 @@ def test_a_line_that_was_left_does_not_come_back_before_the_next_backup_either(
     assert facts(on(machine("empty"))) == [OTHER]
 
 
+@pytest.mark.parametrize("step", ["backup:verified", "backup:bundled"])
+def test_a_machine_leaves_the_copy_that_a_lost_one_had_no_time_to_list_and_drops_its_own(
+    opened, away, tmp_path, elsewhere, restored, on, world, step
+):
+    memory, other = opened(), tmp_path / "other"
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    for folder in (away, other):
+        memory.backup(folder)
+    memory.remember(FACT)
+
+    def stop_at(memory: Memory) -> str:
+        def stop(name: str) -> None:
+            if name == step:
+                raise Stopped
+
+        world.at_step = stop
+        known = set(contents(other))
+        with pytest.raises(Stopped):
+            memory.backup(other)
+        world.at_step = lambda _: None
+        (unlisted,) = {it for it in contents(other) if it.startswith("log-")} - known
+        return unlisted
+
+    of_the_lost = stop_at(memory)
+    memory.close()
+    assert restored(elsewhere, away, code=code).is_served
+    back = on(elsewhere)
+    assert isinstance(back.backup(other), BackupReport)
+    back.remember("Once.")
+    of_its_own = stop_at(back)
+    (other / SPACE / "log-000000000009-0123456789abcdef.db").write_bytes(b"no copy")
+    back.remember(NEWER)
+
+    made = back.backup(other)
+
+    assert isinstance(made, BackupReport)
+    listed = {it.file for it in read_manifest(other / SPACE).copies}
+    assert {it for it in contents(other) if it.startswith("log-")} == listed | {of_the_lost}
+    assert of_its_own not in listed
+    assert (
+        backups.verify_copy(other / SPACE / of_the_lost, SPACE).position < made.copy_made.position
+    )
+
+
 @pytest.mark.sqlite
 def test_two_lines_have_a_copy_each_at_one_position(left, away, machine, restored, on):
     memory, code = left
