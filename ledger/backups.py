@@ -5,6 +5,7 @@ keys that are gone. The key bundle is one, and the present one. The list of copi
 key of the ledger: whoever may write to the folder makes no copy that a restore takes for one of it.
 """
 
+import fcntl
 import hashlib
 import hmac
 import json
@@ -30,12 +31,13 @@ from memoranda.ledger.errors import (
     StorageFault,
 )
 from memoranda.ledger.events import SpaceForgotten, Value
+from memoranda.ledger.locks import SpaceLock, flocked
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import path_of
 from memoranda.ledger.replaying import check_rows, named_keys
 from memoranda.ledger.slots import open_regular, read_file, sync_folder
-from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
+from memoranda.ledger.sqlite_files import connect_copy, take_away
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.witness import Destination, replace_file
@@ -140,7 +142,10 @@ class Backups:
             return Refused(Refusal.NOT_AUTHORIZED)
         try:
             target = path_of(path, "path")
-            if _is_there(target) or _is_there(target / self._log.space / FILE_NAME):
+            exports = (it.names for it in self._log.copies.read().exports)
+            files = {Path(it) for names in exports if str(target) in names for it in names}
+            files |= {target, target / self._log.space / FILE_NAME}
+            if any(_is_there(file) for file in files):
                 return Refused(Refusal.INVALID_REQUEST, "path", "is still there; remove it first")
             with self._log.exclusive():
                 is_known = self._log.copies.drop(str(target))
@@ -175,7 +180,7 @@ class Backups:
         manifest = manifest.model_copy(update={"keep": destination.keep})
         _put_manifest(inner, manifest.of(kept, self._log.bundle_key))
         self._stamps.step("backup:noted")
-        _drop_others(inner, {it.file for it in kept})
+        self._drop_others(inner, manifest.copies, {it.file for it in kept})
         return self._report(destination, made, len(kept), len(copies) + 1 - len(kept))
 
     def _report(
@@ -236,11 +241,34 @@ class Backups:
     def _verified(self, path: Path) -> Head:
         """The head of the copy, once all of it is read back and the log says the same there."""
         head = verify_copy(path, self._log.space)
-        with self._log.reading() as store:
-            is_ours = store.chain_at(head.position) == head.chain
-        if not is_ours:
+        if not self._is_ours(head):
             raise StorageFault("the copy is not what the log says; make the backup again")
         return head
+
+    def _is_ours(self, head: Head) -> bool:
+        with self._log.reading() as store:
+            return store.chain_at(head.position) == head.chain
+
+    def _drop_others(self, inner: Path, listed: Iterable[LogCopy], kept: Iterable[str]) -> None:
+        """Removes copies that no list names any more, and what a crash left half made.
+
+        One that no list has named stays where it goes further than our log, or another way: it may
+        be the last that its machine has made.
+        """
+        old = {it.file for it in listed}
+        for path in (*inner.glob("log-*.db"), *inner.glob("log.new*")):
+            is_old = path.name in old or path.suffix != ".db" or not self._is_anothers(path)
+            if path.name not in kept and is_old:
+                path.unlink(missing_ok=True)
+        sync_folder(inner)
+
+    def _is_anothers(self, path: Path) -> bool:
+        try:
+            return not self._is_ours(verify_copy(path, self._log.space))
+        except IntegrityFault:
+            return False
+        except RefusedError:  # a newer version's
+            return True
 
 
 def _is_there(path: Path) -> bool:
@@ -317,6 +345,21 @@ def _manifest(stored: bytes) -> Manifest:
     return Manifest.model_validate_json(stored)
 
 
+def sweep(data: Path) -> str | None:
+    """Takes away the copies of a log that restores have left: one that is not held is a crash's.
+
+    The answer is why one stays, if so.
+    """
+    reason = None
+    for left in data.glob("restoring-*.db"):
+        try:
+            with flocked(left, fcntl.LOCK_EX, 0):
+                take_away(left)
+        except (OSError, RefusedError):
+            reason = "a restore has a copy of the log, or has left one that cannot be taken away"
+    return reason
+
+
 def take_copy(there: Path, own: Path) -> None:
     """Reads a copy of the log once, into a file of ours; raises IntegrityFault.
 
@@ -384,11 +427,3 @@ def _whole(snapshot: SQLiteSnapshot, space: str) -> Head:
     if position == 0 or snapshot.head[:2] != (position, tip):
         raise IntegrityFault("the copy of the log is not complete")
     return snapshot.head
-
-
-def _drop_others(inner: Path, kept: Iterable[str]) -> None:
-    """Removes copies that no manifest names: old ones, and what a crash left half made."""
-    for path in (*inner.glob("log-*.db"), *inner.glob("log.new*")):
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
-    sync_folder(inner)

@@ -28,6 +28,7 @@ from memoranda.ledger.errors import (
 from memoranda.ledger.events import OperationPrepared
 from memoranda.ledger.forgetting import Forgetting
 from memoranda.ledger.guards import reader_of
+from memoranda.ledger.locks import flocked, seconds_left
 from memoranda.ledger.log import Log
 from memoranda.ledger.personal import source_refs
 from memoranda.ledger.ports import PROTECT_WITHIN_S, Ports
@@ -41,7 +42,6 @@ from memoranda.ledger.receipts import (
 from memoranda.ledger.requests import Request
 from memoranda.ledger.rules import HELD
 from memoranda.ledger.sealed_store import DecidingStore, SealedStore
-from memoranda.ledger.sqlite_files import flocked, seconds_left
 from memoranda.ledger.stamps import Stamps
 
 A = TypeVar("A")

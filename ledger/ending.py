@@ -14,9 +14,9 @@ from memoranda.ledger.engines import engine_of
 from memoranda.ledger.errors import IntegrityFault, Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.events import SpaceForgotten, Value
 from memoranda.ledger.keyring import remove_every_key
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.places import Place
 from memoranda.ledger.recorder import Snapshot
-from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import WrappingKeys
 from memoranda.ledger.witness import CopyList
@@ -108,7 +108,7 @@ def _end_bundles(place: Place, snapshot: Snapshot) -> tuple[str, ...]:
             f"the backup in {it.path}: its key bundle with the recovery code reads it"
             for it in left
         ),
-        *(f"the export {it.path}" for it in known.exports),
+        *(f"the export {it}" for it in known.exported()),
     )
 
 

@@ -326,9 +326,8 @@ def _outside(copies: Copies, needed: int, position: int) -> Iterator[str]:
     for it in copies.backups:
         if it.key_epoch < needed:
             yield f"the backup in {it.path}: its key bundle with the recovery code still reads it"
-    for file in copies.exports:
-        if file.position < position:
-            yield f"the export {file.path}, if the record was in it"
+    for path in copies.exported(before=position):
+        yield f"the export {path}, if the record was in it"
 
 
 def _key_epoch(completed: Event) -> int | None:

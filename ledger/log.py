@@ -21,13 +21,13 @@ from memoranda.ledger.errors import (
 )
 from memoranda.ledger.events import Attachment, SpaceCreated, SpaceForgotten
 from memoranda.ledger.keyring import Keyring, KeyRow
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.oplog import say
 from memoranda.ledger.places import LOST_LOG, MISSING_KEYS, Place
 from memoranda.ledger.recorder import Snapshot
 from memoranda.ledger.recovery_code import CODE_BYTES, code_of, key_of
 from memoranda.ledger.sealed_store import LOCAL_HOST, DecidingStore, SealedStore, holder_of
 from memoranda.ledger.slots import SlotFile, make_folder
-from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import Keeping, KeptKey, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, Destination, witnesses
@@ -367,7 +367,7 @@ class Log:
 
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
-        with suppress(OSError, StorageFault), self._recorder.reading() as snapshot:
+        with suppress(OSError, StorageFault, RefusedError), self._recorder.reading() as snapshot:
             # Of a space that ended, an anchor would stand in the way of the next one.
             if self.anchor.is_behind(snapshot.head, by) and not is_forgotten_space(snapshot):
                 self.anchor.write(Anchor.of(snapshot.head))

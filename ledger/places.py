@@ -77,7 +77,8 @@ class Place:
         if not _SPACE.fullmatch(space):
             message = "a space is 1 to 64 of A-Z a-z 0-9 _ . - and starts with a letter or digit"
             raise RefusedError(Refused(Refusal.INVALID_REQUEST, "space", message))
-        return cls(space, data / space, state / space, engine)
+        # What is open is known by its path, wherever the process goes from here.
+        return cls(space, data.absolute() / space, state.absolute() / space, engine)
 
 
 def _beside(own: Path, target: Path) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from memoranda.ledger import chain
 from memoranda.ledger.entries import Head, Row
 from memoranda.ledger.errors import OutcomeUnknown, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.recorder import Asked, Recorder
 from memoranda.ledger.sql_log import (
     AT_POSITIONS,
@@ -31,7 +32,7 @@ from memoranda.ledger.sql_log import (
     found_under,
     under,
 )
-from memoranda.ledger.sqlite_files import SpaceLock, connect_copy
+from memoranda.ledger.sqlite_files import connect_copy
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot, copy_into
 from memoranda.ledger.stamps import Stamps
 
@@ -69,10 +70,7 @@ BY_KEY = {
         " (SELECT * FROM bodies WHERE space = e.space AND position = e.position OFFSET 0) b ON true"
     ),
 }
-"""Joins that hold the planner to the primary key, whatever it believes of a table's size.
-
-Where it takes a space to have two events it walks through them all, and keeps that plan.
-"""
+"""Joins by the primary key: a planner that takes a space for small reads all of it, for ever."""
 
 Statement = tuple[str, Sequence[object]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]

@@ -21,7 +21,7 @@ from eventsourcing.dcb.popo import SimpleDCBReadResponse
 from eventsourcing.persistence import IntegrityError, ProgrammingError
 
 from memoranda.ledger.entries import UNSEEN, Head, Row
-from memoranda.ledger.sqlite_files import SpaceLock
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.stamps import Stamps
 
 POLL_S = 0.02

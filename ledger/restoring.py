@@ -21,6 +21,7 @@ from memoranda.ledger.backups import (
     is_as_made,
     put_line_last,
     read_manifest,
+    sweep,
     take_copy,
     verify_listed,
 )
@@ -38,28 +39,17 @@ from memoranda.ledger.keyring import (
     install_rows,
     open_recovery_copy,
 )
+from memoranda.ledger.locks import SpaceLock, flocked
 from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.places import Place
 from memoranda.ledger.replaying import check_rows, named_keys, replay
 from memoranda.ledger.sealed_store import holder_of
 from memoranda.ledger.slots import READ_AGAIN, SLOT_BYTES, SlotFile, make_folder
-from memoranda.ledger.sqlite_files import SpaceLock, connect_copy, flocked, usable
+from memoranda.ledger.sqlite_files import connect_copy, take_away, usable
 from memoranda.ledger.sqlite_log import SCHEMA_NUMBER, SQLiteSnapshot
 from memoranda.ledger.stamps import Stamps, moment_of, time_text
 from memoranda.ledger.vaults import SLOTS, InSlot, Unlocking, WrappingKeys
 from memoranda.ledger.witness import Anchor, AnchorFile, Destination, witnesses
-
-
-def sweep(data: Path) -> None:
-    """Takes away the copies of a log that restores have left: one that is not held is a crash's."""
-    for left in data.glob("restoring-*.db"):
-        with suppress(RefusedError), flocked(left, fcntl.LOCK_EX, 0):
-            _take_away(left)
-
-
-def _take_away(database: Path) -> None:
-    for name in ("-wal", "-shm", ""):
-        database.with_name(database.name + name).unlink(missing_ok=True)
 
 
 class Restored(Value):
@@ -174,7 +164,7 @@ class Restoring:
             with flocked(Path(name), fcntl.LOCK_EX, 0):
                 yield Path(name)
         finally:
-            _take_away(Path(name))
+            take_away(Path(name))
             with suppress(OSError):  # none is empty any more, unless it was refused
                 for folder in made:
                     folder.rmdir()

@@ -229,10 +229,10 @@ class SQLTransaction(SQLSnapshot):
     def bodies_under(self, key_id: str) -> list[Row]:
         """The events whose bodies lie under a key; for keys that several share."""
         rows = self._connection.execute(
-            f"{_EVENTS} WHERE b.space = ? AND b.key_id = ? ORDER BY e.position",
+            "SELECT position FROM bodies WHERE space = ? AND key_id = ? ORDER BY position",
             (self._space, key_id),
         )
-        return [_row(row) for row in rows.fetchall()]
+        return self.at([position for (position,) in rows.fetchall()])
 
     def replace_body(self, position: int, key_id: str, sealed: bytes) -> None:
         """Puts the same body under another key."""

@@ -1,10 +1,8 @@
 """SQLite files as the ledger needs them: pragmas set and read back, faults named, one lock."""
 
-import fcntl
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import BinaryIO
 from weakref import WeakKeyDictionary
 
 from memoranda.ledger.errors import FORKED, Refusal, Refused, RefusedError, StorageFault
+from memoranda.ledger.locks import read_only
 
 APPLICATION_ID = 0x4D656D6F
 """`Memo`: what makes a SQLite file ours."""
@@ -114,7 +113,11 @@ def _open_here() -> set[tuple[int, int]]:
     files = (
         path.with_name(path.name + it) for path in _OWNED.values() for it in ("", "-wal", "-shm")
     )
-    return {identity_of(file) for file in files if file.exists()}
+    found = set()
+    for file in files:
+        with suppress(OSError):
+            found.add(identity_of(file))
+    return found
 
 
 def identity_of(path: Path) -> tuple[int, int]:
@@ -126,7 +129,16 @@ def identity_of(path: Path) -> tuple[int, int]:
 def watch(path: Path) -> Callable[[], bool]:
     """Tells, from now on, whether the file is gone, or another has taken its name."""
     identity = identity_of(path)
-    return lambda: not path.exists() or identity_of(path) != identity
+
+    def has_moved() -> bool:
+        try:
+            return identity_of(path) != identity
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise StorageFault("a file of the ledger cannot be looked at") from error
+
+    return has_moved
 
 
 @contextmanager
@@ -180,8 +192,9 @@ def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
 
     What is open here is not at rest: to close it again would end the locks on it.
     """
-    if path.exists() and identity_of(path) in _open_here():
-        raise RefusedError(Refused(Refusal.BUSY))
+    with _UNFORKED:
+        if path.exists() and identity_of(path) in _open_here():
+            raise RefusedError(Refused(Refusal.BUSY))
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     with _connected(path, uri, uri=True) as connection:
         connection.execute("PRAGMA trusted_schema=OFF")
@@ -198,7 +211,7 @@ def refuse_foreign(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RefusedError(_read_only(path)) from error
+        raise RefusedError(read_only(path)) from error
     is_database = header.startswith(_MAGIC) and len(header) == _HEADER_BYTES
     # Our tables and our application id reach the file together, with its first checkpoint.
     has_tables, is_ours = any(header[40:44]), header[68:72] == pack(">I", APPLICATION_ID)
@@ -213,9 +226,14 @@ def usable(path: Path, schema: str, schema_number: int) -> Path:
     except (StorageFault, RefusedError) as error:
         if isinstance(error, RefusedError) and error.refused.refusal is not Refusal.SPACE_UNKNOWN:
             raise
-        for name in ("", "-wal", "-shm"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
+        take_away(path)
     return path
+
+
+def take_away(path: Path) -> None:
+    """Removes a database, and what SQLite has put beside it."""
+    for name in ("-wal", "-shm", ""):
+        path.with_name(path.name + name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -263,103 +281,6 @@ def truncate_wal(connection: sqlite3.Connection, wait_ms: int = BUSY_TIMEOUT_MS)
     return not busy
 
 
-class SpaceLock:
-    """One writer at a time for a space, over threads and processes; never deleted.
-
-    A blocking `flock` keeps the queue fair, where SQLite's busy handler sleeps and starves. Where
-    the engine queues writers itself, they share the lock and only what must be alone does not;
-    a gate, passed by all and held by who waits to be alone, keeps them from overtaking that one.
-    """
-
-    def __init__(self, path: Path, wait_s: float, *, is_shared: bool = False) -> None:
-        self._path = path
-        self._gate = path.with_name(f"{path.name}.gate") if is_shared else None
-        self._wait_s = wait_s
-        self._thread_lock = threading.RLock()
-        self._held: int | None = None
-
-    @contextmanager
-    def held(self, wait_s: float | None = None, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-        """Holds the lock; raises RefusedError (busy) after the wait. Reentrant in its thread."""
-        left_s = seconds_left(self._wait_s if wait_s is None else wait_s)
-        if not self._thread_lock.acquire(timeout=left_s()):
-            raise RefusedError(Refused(Refusal.BUSY))
-        try:
-            if self._held is not None:
-                if kind not in (self._held, fcntl.LOCK_SH):
-                    raise RefusedError(Refused(Refusal.BUSY))  # as in a signal handler
-                yield
-                return
-            with self._entered(kind, left_s):
-                self._held = kind
-                try:
-                    yield
-                finally:
-                    self._held = None
-        finally:
-            self._thread_lock.release()
-
-    @contextmanager
-    def _entered(self, kind: int, left_s: Callable[[], float]) -> Iterator[None]:
-        with ExitStack() as gate:
-            if self._gate is not None:
-                gate.enter_context(flocked(self._gate, kind, left_s()))
-            with flocked(self._path, kind, left_s()):
-                gate.close()
-                yield
-
-
-@contextmanager
-def flocked(path: Path, kind: int, wait_s: float) -> Iterator[None]:
-    """Holds a file's advisory lock, shared or not; raises RefusedError (busy) after the wait."""
-    holder = os.getpid()
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise RefusedError(_read_only(path)) from error
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait_s:
-            os.close(descriptor)
-            raise RefusedError(Refused(Refusal.BUSY)) from None
-        _wait_for(descriptor, kind, wait_s)
-    try:
-        yield
-    finally:
-        # A fork has the descriptor too: closing ours gives nothing back, and it ends none of ours.
-        if os.getpid() == holder:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def seconds_left(within_s: float) -> Callable[[], float]:
-    """Tells how much of a wait is left, at least 0, by a clock that only ever goes on."""
-    ends = time.monotonic() + within_s
-    return lambda: max(0.0, ends - time.monotonic())
-
-
-def _wait_for(descriptor: int, kind: int, wait_s: float) -> None:
-    # flock knows no deadline, so a thread waits in our place; one that comes too late gives the
-    # lock back.
-    acquired, abandoned, hand_over = threading.Event(), threading.Event(), threading.Lock()
-
-    def wait() -> None:
-        fcntl.flock(descriptor, kind)
-        with hand_over:
-            if abandoned.is_set():
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-                os.close(descriptor)
-            acquired.set()
-
-    threading.Thread(target=wait, daemon=True).start()
-    if not acquired.wait(wait_s):
-        with hand_over:
-            if not acquired.is_set():
-                abandoned.set()
-                raise RefusedError(Refused(Refusal.BUSY))
-
-
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
     try:
@@ -369,7 +290,7 @@ def _opening(path: Path) -> Iterator[None]:
         # SQLite quotes a damaged schema in its message, which then is no text.
         raise _named(error, path) from error
     except OSError as error:
-        raise RefusedError(_read_only(path)) from error
+        raise RefusedError(read_only(path)) from error
 
 
 def _refuse_irregular(path: Path) -> None:
@@ -383,7 +304,7 @@ def _named(error: Exception, path: Path) -> Exception:
         case ["NOTADB"]:
             return RefusedError(_not_ours(path))
         case ["CANTOPEN" | "READONLY" | "PERM"]:
-            return RefusedError(_read_only(path))
+            return RefusedError(read_only(path))
         case _:
             return StorageFault(f"{path.name} could not be opened")
 
@@ -443,7 +364,3 @@ def _not_ours(path: Path) -> Refused:
     return Refused(
         Refusal.SPACE_UNKNOWN, field="data", message=f"{path.name} is not a Memoranda file"
     )
-
-
-def _read_only(path: Path) -> Refused:
-    return Refused(Refusal.READ_ONLY, field="data", message=f"{path.name} cannot be opened")

@@ -17,11 +17,11 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.recorder import Asked, Recorder
 from memoranda.ledger.sql_log import SQLSnapshot, SQLTransaction, copy_log
 from memoranda.ledger.sqlite_files import (
     CHECKPOINT_BYTES,
-    SpaceLock,
     connect,
     connect_copy,
     connect_reader,

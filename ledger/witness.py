@@ -8,6 +8,7 @@ import json
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -163,10 +164,16 @@ class Destination(Value):
 
 
 class ExportedFile(Value):
-    """A readable copy that was made of the log up to a position."""
+    """A readable copy of the log up to a position; until it is whole it lies `beside` its path."""
 
     path: FilePath
     position: int
+    beside: FilePath | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Where it may lie: one that was stopped, at either."""
+        return (self.path,) if self.beside is None else (self.path, self.beside)
 
 
 class Copies(Value):
@@ -178,7 +185,12 @@ class Copies(Value):
     @property
     def paths(self) -> tuple[str, ...]:
         """Where they are, or were."""
-        return (*(it.path for it in self.backups), *(it.path for it in self.exports))
+        return (*(it.path for it in self.backups), *self.exported())
+
+    def exported(self, before: float = inf) -> tuple[str, ...]:
+        """Where the exports are, or were, that were made of the log before a position."""
+        made = (it for it in self.exports if it.position < before)
+        return tuple(dict.fromkeys(name for it in made for name in it.names))
 
 
 class CopyList:
@@ -199,16 +211,16 @@ class CopyList:
         self._write(known.model_copy(update={"backups": (*kept, destination)}))
 
     def put_export(self, file: ExportedFile) -> None:
-        """Adds an export; under the space lock."""
+        """Adds an export, under the space lock; one that is whole takes the place of all before."""
         known = self.read()
-        kept = [it for it in known.exports if it.path != file.path]
+        kept = [it for it in known.exports if file.beside or it.path != file.path]
         self._write(known.model_copy(update={"exports": (*kept, file)}))
 
     def drop(self, path: str) -> bool:
         """Takes a copy off the list, under the space lock; False for one that is not on it."""
         known = self.read()
         backups = tuple(it for it in known.backups if it.path != path)
-        exports = tuple(it for it in known.exports if it.path != path)
+        exports = tuple(it for it in known.exports if path not in it.names)
         self._write(Copies(backups=backups, exports=exports))
         return path in known.paths
 

@@ -8,10 +8,11 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from memoranda.ledger.entries import Event
 from memoranda.ledger.errors import CLOSED, RefusedError, StorageFault
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.sqlite_files import (
     CHECKPOINT_BYTES,
-    SpaceLock,
     connect,
+    take_away,
     transaction,
     truncate_wal,
     watch,
@@ -82,8 +83,7 @@ class ViewFile:
     def _start_again(self) -> sqlite3.Connection:
         # Nothing is lost with a view: what cannot be read is thrown away and computed again.
         try:
-            for name in ("", "-wal", "-shm"):
-                self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+            take_away(self._path)
         except OSError as error:
             raise StorageFault(f"{self._path.name} is in the way; take it away") from error
         return self._connect()

@@ -83,6 +83,20 @@ def test_another_ledgers_bundle_is_none_of_this_one(healthy, opened, elsewhere, 
     assert "another ledger's" in found["backup"]
 
 
+def test_of_a_bundle_of_another_version_the_doctor_says_what_a_backup_there_would(
+    healthy, tmp_path
+):
+    bundle = tmp_path / "away" / SPACE / "keys.bundle"
+    bundle.write_bytes(bundle.read_bytes().replace(b"memoranda-keys/1", b"memoranda-keys/2"))
+
+    refused = healthy.backup(tmp_path / "away").message
+
+    assert "another version's" in refused
+    told = findings(healthy)["backup"]
+    assert told.endswith(f"; {refused}")
+    assert "`memoranda backup" not in told
+
+
 def test_files_that_others_may_read_are_a_finding(healthy, folder):
     (folder["data"] / SPACE / "keys.db").chmod(0o644)
 

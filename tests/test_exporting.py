@@ -1,11 +1,15 @@
 """Exports and imports: readable, complete, and never a way back for what was forgotten."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+from tests.sites import Site
 
 from memoranda.ledger.errors import RefusedError
 from memoranda.ledger.receipts import Receipt
@@ -224,6 +228,138 @@ def test_what_is_forgotten_while_an_export_is_begun_is_not_in_it(life, file, mon
 
     assert isinstance(life.export(file), ExportReport)
     assert OTHER not in file.read_text()
+
+
+@pytest.mark.parametrize("moment", ["before it ends", "once it was read"])
+def test_a_forget_at_any_moment_of_an_export_names_the_file_that_tells_of_it(
+    memory, file, opened, monkeypatch, moment
+):
+    made, other = memory.remember(FACT), opened()
+    reading, told = memory._parts.export.reading, []
+
+    def forget_then(at: str) -> None:
+        if moment == at:
+            told.extend(other.forget(made.record_id, 1).copies)
+
+    @contextmanager
+    def with_a_forget(caller: object) -> Iterator[object]:
+        with reading(caller) as readable:
+            yield readable
+            forget_then("before it ends")
+        forget_then("once it was read")
+
+    monkeypatch.setattr(memory._parts.export, "reading", with_a_forget)
+
+    report = memory.export(file)
+
+    assert isinstance(report, ExportReport), report
+    assert FACT in file.read_text()
+    assert f"the export {file}, if the record was in it" in told
+    assert memory._parts.log.copies.read().paths == (str(file),)
+    later = other.remember(OTHER)
+    assert f"the export {file}, if the record was in it" in other.forget(later.record_id, 1).copies
+
+
+def test_an_export_that_fails_leaves_nothing_behind_and_nothing_on_the_list(
+    life, file, monkeypatch
+):
+    life.export(file)
+    listed, before = life._parts.log.copies.read(), file.read_text()
+    life.remember(FACT)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(exporting._WRITERS, "jsonl", fail)
+
+    assert life.export(file, replace=True).code == "read_only"
+    assert life.export(file.with_name("new")).code == "read_only"
+
+    assert life._parts.log.copies.read() == listed
+    assert file.read_text() == before
+    assert [it.name for it in file.parent.iterdir() if it.is_file()] == [file.name]
+
+
+def killed_once_written(site: Site, file: Path) -> Path:
+    """Lets a process export and dies with the file whole, but under no name of its own yet."""
+
+    def work() -> None:
+        written = exporting._WRITERS["jsonl"]
+
+        def die(readable: object, to: TextIO, counts: object) -> None:
+            written(readable, to, counts)
+            to.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        exporting._WRITERS["jsonl"] = die
+        with site.open() as memory:
+            memory.export(file, replace=True)
+
+    assert site.end_of(site.start(work)) == -signal.SIGKILL
+    (left,) = file.parent.glob(f"{file.name}.*")
+    return left
+
+
+def test_what_a_killed_export_has_left_goes_with_the_next_forget(site, file):
+    with site.open() as memory:
+        made = memory.remember(FACT)
+    left = killed_once_written(site, file)
+    assert FACT in left.read_text()
+
+    with site.open() as memory:
+        told = memory.forget(made.record_id, 1)
+
+        assert [it for it in told.copies if "export" in it] == []
+        assert memory._parts.log.copies.read().paths == ()
+    assert not left.exists()
+    assert not file.exists()
+
+
+def test_what_a_killed_export_has_left_out_of_reach_is_named_until_it_goes_or_is_struck_off(
+    site, tmp_path
+):
+    disk, unplugged = tmp_path / "disk", tmp_path / "unplugged"
+    disk.mkdir()
+    file = disk / "export"
+    with site.open() as memory:
+        made, other = memory.remember(FACT), memory.remember(OTHER)
+        memory.export(file)
+    left = killed_once_written(site, file)
+
+    with site.open() as memory:
+        disk.rename(unplugged)
+        told = memory.forget(made.record_id, 1).copies
+        unplugged.rename(disk)
+        assert memory.copy_is_gone(left).message == "is still there; remove it first"
+        left.rename(tmp_path / "kept")
+        assert memory.copy_is_gone(file).message == "is still there; remove it first"
+        (tmp_path / "kept").rename(left)
+        report = memory.export(file, replace=True)
+        after = memory.forget(other.record_id, 1).copies
+
+    named = [f"the export {it}, if the record was in it" for it in (file, left)]
+    assert [it for it in told if "export" in it] == named
+    assert isinstance(report, ExportReport)
+    assert [it for it in after if "export" in it] == named[:1]
+    assert [it.name for it in disk.iterdir()] == [file.name]
+    assert FACT not in file.read_text()
+
+
+def test_an_export_lets_another_one_end_first_and_leaves_its_file_alone(
+    life, file, opened, monkeypatch
+):
+    written, answers, other = exporting._put, [], opened()
+
+    def beside(*line: object) -> None:
+        written(*line)
+        if not answers:
+            answers.append(other.export(file))
+
+    monkeypatch.setattr(exporting, "_put", beside)
+    monkeypatch.setattr(exporting, "BUSY_WAIT_S", 0.1)
+
+    assert isinstance(life.export(file), ExportReport)
+    assert answers[0].code == "busy"
 
 
 def test_what_lies_beside_an_export_stays_as_it_is(life, file):

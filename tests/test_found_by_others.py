@@ -1,17 +1,24 @@
 """Faults that fresh eyes found, each kept as the case that showed it."""
 
+import fcntl
 import json
+import signal
 import sqlite3
 import sys
+import threading
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
 
+from memoranda.ledger import log
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, RefusedError, StorageFault
+from memoranda.ledger.locks import flocked
 from memoranda.ledger.sqlite_files import connect, truncate_wal
 from memoranda.tools.cli_capture import _read
+from memoranda.tools.memory import open_memory
 
 REF = "personal-message:s-main-1:"
 
@@ -303,3 +310,56 @@ def test_after_a_checkpoint_that_failed_a_connection_waits_as_long_as_before(tmp
         raw.set_authorizer(None)
 
         assert raw.execute("PRAGMA busy_timeout").fetchone() == (5000,)
+
+
+@pytest.mark.sqlite("its log and its anchor are files")
+def test_what_is_committed_inside_a_read_is_acknowledged_however_far_the_anchor_is(
+    memory, monkeypatch
+):
+    monkeypatch.setattr(log, "ANCHOR_EVENTS", 2)
+    with memory._parts.log.reading():
+        answers = [memory.publish(f"key {n}", "fact") for n in range(6)]
+
+    assert {it.outcome for it in answers} == {"committed"}
+
+
+def test_who_is_interrupted_as_he_waits_for_a_lock_takes_it_from_nobody(tmp_path):
+    path, order = tmp_path / "lock", []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with flocked(path, fcntl.LOCK_EX, 1.0):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt), flocked(path, fcntl.LOCK_EX, 30.0):
+                order.append("held twice")
+        time.sleep(0.2)  # who waited in his place has it now, and gives it back
+        with flocked(path, fcntl.LOCK_EX, 1.0):
+            order.append("free")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert order == ["free"]
+
+
+def test_files_are_looked_at_beside_a_thread_that_opens_and_closes_others(memory, tmp_path):
+    ended = threading.Event()
+
+    def open_others() -> None:
+        while not ended.is_set():
+            place = {it: tmp_path / "others" / it for it in ("data", "state")}
+            with open_memory("another", **place):
+                pass
+
+    other = threading.Thread(target=open_others)
+    other.start()
+    try:
+        for number in range(15):
+            assert memory.remnants("nothing like it").remnants == ()
+            assert memory.backup(tmp_path / f"away-{number % 3}").copy_made or number > 2
+            assert memory.doctor()
+    finally:
+        ended.set()
+        other.join()

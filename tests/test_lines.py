@@ -17,8 +17,9 @@ from memoranda.ledger.backups import BackupReport, LogCopy, read_manifest
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.errors import Refused
 from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForgotten
+from memoranda.ledger.locks import flocked
 from memoranda.ledger.restoring import Asked
-from memoranda.ledger.sqlite_files import flocked
+from memoranda.tools.cli_backup import _restore_page
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
@@ -251,6 +252,50 @@ def test_what_a_killed_restore_has_left_of_a_log_goes_with_the_next_opening(open
     assert (left.exists(), held.exists()) == (False, True)
 
 
+def test_what_a_killed_restore_has_left_goes_with_a_forget_of_a_ledger_that_stays_open(
+    opened, folder, world
+):
+    memory = opened()
+    first, second = memory.remember(OTHER), memory.remember(FACT)
+    left, held = (folder["data"] / SPACE / f"restoring-{it}.db" for it in ("left", "held"))
+    left.write_bytes(b"a sealed log")
+    held.touch()
+
+    with flocked(held, fcntl.LOCK_EX, 0):
+        beside = memory.forget(first.record_id, 1)
+
+    assert (left.exists(), held.exists()) == (False, True)
+    assert [it.startswith("a restore has") for it in beside.pending] == [True]
+    world.move(seconds=3)
+    after = memory.forget(second.record_id, 1)
+    assert (held.exists(), after.pending) == (False, ())
+    assert after.erased_at
+
+
+def test_a_restore_beside_a_reader_of_the_key_file_is_served_and_names_the_key_that_is_kept(
+    opened, folder, away, restored, world
+):
+    with opened() as memory:
+        gone = memory.remember(FACT)
+        memory.remember(OTHER)
+        memory.backup(away)
+
+    with closing(sqlite3.connect(folder["data"] / SPACE / "keys.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM keys").fetchone()
+        report = restored(folder, away)
+
+    assert (report.findings, report.is_served, report.key_epoch) == ((), True, 2)
+    assert report.kept_key in "".join(str(it) for it in _restore_page(report))
+    world.move(seconds=3)
+    with opened() as memory:
+        assert memory.forget(gone.record_id, 1).erased_at
+        assert facts(memory) == [OTHER]
+        assert memory.audit.verify().findings == ()
+    after = restored(folder, away, force=True)
+    assert (after.is_served, after.kept_key, after.forgotten_again) == (True, None, 1)
+
+
 # -- which copy is the newest ---------------------------------------------------------------------
 
 
@@ -300,6 +345,51 @@ def test_a_line_that_was_left_does_not_come_back_before_the_next_backup_either(
 
     assert report.gone > 0
     assert facts(on(machine("empty"))) == [OTHER]
+
+
+@pytest.mark.parametrize("step", ["backup:verified", "backup:bundled"])
+def test_a_machine_leaves_the_copy_that_a_lost_one_had_no_time_to_list_and_drops_its_own(
+    opened, away, tmp_path, elsewhere, restored, on, world, step
+):
+    memory, other = opened(), tmp_path / "other"
+    code = memory.recovery_code
+    memory.remember(OTHER)
+    for folder in (away, other):
+        memory.backup(folder)
+    memory.remember(FACT)
+
+    def stop_at(memory: Memory) -> str:
+        def stop(name: str) -> None:
+            if name == step:
+                raise Stopped
+
+        world.at_step = stop
+        known = set(contents(other))
+        with pytest.raises(Stopped):
+            memory.backup(other)
+        world.at_step = lambda _: None
+        (unlisted,) = {it for it in contents(other) if it.startswith("log-")} - known
+        return unlisted
+
+    of_the_lost = stop_at(memory)
+    memory.close()
+    assert restored(elsewhere, away, code=code).is_served
+    back = on(elsewhere)
+    assert isinstance(back.backup(other), BackupReport)
+    back.remember("Once.")
+    of_its_own = stop_at(back)
+    (other / SPACE / "log-000000000009-0123456789abcdef.db").write_bytes(b"no copy")
+    back.remember(NEWER)
+
+    made = back.backup(other)
+
+    assert isinstance(made, BackupReport)
+    listed = {it.file for it in read_manifest(other / SPACE).copies}
+    assert {it for it in contents(other) if it.startswith("log-")} == listed | {of_the_lost}
+    assert of_its_own not in listed
+    assert (
+        backups.verify_copy(other / SPACE / of_the_lost, SPACE).position < made.copy_made.position
+    )
 
 
 @pytest.mark.sqlite

@@ -27,9 +27,10 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.recorder import Asked, Snapshot
-from memoranda.ledger.sqlite_files import APPLICATION_ID, SpaceLock
+from memoranda.ledger.sqlite_files import APPLICATION_ID
 from memoranda.ledger.sqlite_log import SQLiteRecorder
 from memoranda.ledger.stamps import microseconds
 from memoranda.tools.memory import Memory, open_memory

@@ -20,9 +20,9 @@ from memoranda.ledger.entries import FRESH_KEY, Draft, Tag
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.events import MigrationCompleted, RecordBody, RecordCommitted
 from memoranda.ledger.legacy import LINE_BYTES_MAX
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.personal import Record, record_id_of
 from memoranda.ledger.sealed_store import SealedStore
-from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.takeover import MigrationReport
 from memoranda.projections.records import id_bytes, id_text
 from memoranda.tools.cli import main

@@ -28,11 +28,11 @@ from memoranda.ledger.errors import (
     RefusedError,
     StorageFault,
 )
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.places import Place
 from memoranda.ledger.postgres_log import Connection, PostgresSpace, Statement
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
-from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.ledger.stamps import Stamps, microseconds
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.postgres_server import PostgresServer, as_owner

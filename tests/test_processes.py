@@ -17,10 +17,10 @@ from tests.sites import SPACE, WAIT_S, Site, killed_at, positions_of, together
 from memoranda.ledger import sqlite_files
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.locks import SpaceLock
 from memoranda.ledger.log import BUSY_WAIT_S
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.slots import SlotFile
-from memoranda.ledger.sqlite_files import SpaceLock
 from memoranda.tools.memory import Memory
 
 SESSION = "s-main-1"

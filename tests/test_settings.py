@@ -218,3 +218,21 @@ def test_secrets_are_redacted_when_that_is_asked_for(home, monkeypatch, how):
     assert "AKIA" not in content
     files = (path for path in home.rglob("*") if path.is_file())
     assert not any(b"AKIAIOSF" in path.read_bytes() for path in files)
+
+
+def test_a_ledger_of_relative_folders_is_the_same_wherever_the_process_goes(
+    folder, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    relative = {**folder, "data": "data", "state": "state"}
+    with open_memory("us_alice", **relative) as memory:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+
+        made = memory.remember("I live in Kyoto")
+
+        assert isinstance(made, Receipt)
+        with open_memory("us_alice", **folder) as again:
+            assert [it.record.content for it in again.records()] == ["I live in Kyoto"]
+        assert memory.forget(made.record_id, 1).erased_at
+    assert list((tmp_path / "elsewhere").iterdir()) == []

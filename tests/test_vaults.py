@@ -31,6 +31,7 @@ from memoranda.ledger.stamps import Stamps
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
 from memoranda.tools.settings import load_settings
+from memoranda.tools.system_keyring import SystemKeyring
 
 SPACE = "us_alice"
 PROGRAM = str(Path(sys.executable).with_name("memoranda"))
@@ -580,6 +581,25 @@ def test_a_restore_that_counts_on_another_vault_than_the_one_here_puts_nothing(m
 
     assert refused.field == "vault"
     assert contents(machine.ledger) == before
+
+
+def test_a_restore_with_a_vault_that_keeps_the_key_of_before_is_served_and_says_so(
+    opened, folder, system, tmp_path, monkeypatch
+):
+    with opened(vault="keyring") as memory:
+        memory.remember("I live in Kyoto")
+        memory.backup(tmp_path / "away")
+    settings = load_settings(space=SPACE, **folder, vault="keyring")
+    with monkeypatch.context() as failing:
+        failing.setattr(SystemKeyring, "destroy", lambda *_: None)
+
+        report = restore(settings, Stamps(), tmp_path / "away", Asked())
+
+    assert (report.findings, report.is_served, report.key_epoch) == ((), True, 2)
+    assert report.kept_key.startswith("keyring still has a key that it was to destroy")
+    with opened(vault="keyring") as memory:
+        assert len(memory.records()) == 1
+        assert {len(system.kept), len(slots_of(folder).read())} == {1}
 
 
 class Fickle(Service):

@@ -163,6 +163,9 @@ def _restore_page(report: "RestoreReport") -> Iterator[RenderableType]:
     for vault in report.left_in:
         shown = f"{vault} still keeps a key of before: remove it there, or an old copy tells"
         yield line(f"{shown} what was forgotten since.", "yellow")
+    if report.kept_key:
+        shown = f"The wrapping key of before is not destroyed yet: {report.kept_key}."
+        yield line(shown, "yellow")
     if report.lacks_passphrase:
         message = (
             "No passphrase is over the wrapping key now: `memoranda keys passphrase` sets one."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from memoranda.ledger.backups import followed, is_as_made, manifest_of, verify_listed
-from memoranda.ledger.bundles import read_bundle
+from memoranda.ledger.bundles import OtherFormat, occupied, read_bundle
 from memoranda.ledger.errors import IntegrityFault, RefusedError
 from memoranda.ledger.events import RecordCommitted, Value
 from memoranda.ledger.forgetting import FORGETS, pending_in
@@ -179,6 +179,9 @@ def _backup_fault(log: Log, destination: Destination) -> str | None:
     """What is wrong with a destination, and what mends it."""
     try:
         _read_backup(log, destination)
+    except OtherFormat as fault:
+        refused = occupied("another version's", log.space).refused  # as a backup there would be
+        return f"{fault}; {refused.message}"
     except IntegrityFault as fault:
         return f"{fault}; `memoranda backup {destination.path}` writes it"
     except RefusedError as error:

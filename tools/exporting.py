@@ -1,20 +1,29 @@
 """Exports: a file that a person or a program reads, of all that the person may read now."""
 
+import fcntl
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Literal, TextIO
 
-from memoranda.ledger.authority import Caller
+from memoranda.ledger.authority import Caller, PersonClient
 from memoranda.ledger.bundles import FILE_NAME
-from memoranda.ledger.errors import Refusal, Refused, RefusedError
+from memoranda.ledger.errors import (
+    IntegrityFault,
+    Refusal,
+    Refused,
+    RefusedError,
+    StorageFault,
+)
 from memoranda.ledger.events import Value
 from memoranda.ledger.legacy import EXPORT_FORMAT
-from memoranda.ledger.log import Log
+from memoranda.ledger.locks import flocked
+from memoranda.ledger.log import BUSY_WAIT_S, Log
 from memoranda.ledger.personal import Record
 from memoranda.ledger.places import path_of
 from memoranda.ledger.slots import sync_folder
@@ -51,10 +60,14 @@ class Exporting:
         self, caller: Caller, path: Path | str, *, form: Format = "jsonl", replace: bool = False
     ) -> ExportReport | Refused:
         """Writes the file whole or not at all; one that is there is replaced only when asked."""
+        if not isinstance(caller, PersonClient):
+            return Refused(Refusal.NOT_AUTHORIZED)
         try:
             target = path_of(path, "path")
             self._check(target, form, replace=replace)
-            return self._written(caller, target, form)
+            with flocked(_lock_of(self._log), fcntl.LOCK_EX, BUSY_WAIT_S):
+                _sweep(self._log)
+                return self._written(caller, target, form)
         except RefusedError as error:
             return error.refused
         except OSError as error:
@@ -84,22 +97,23 @@ class Exporting:
         # A name that nothing has, and for nobody else to read.
         descriptor, name = mkstemp(".new", f"{target.name[:NAME_SHOWN]}.", target.parent)
         try:
-            with (
-                os.fdopen(descriptor, "w", encoding="utf-8") as file,
-                self._export.reading(caller) as readable,
-            ):
-                _WRITERS[form](readable, file, counts)
-                file.flush()
-                os.fsync(file.fileno())
-            # Not inside the snapshot: whoever holds the lock may wait for its end.
-            with self._log.exclusive():
-                # Listed first: from here on, every forget says that the file may tell of it.
-                listed = ExportedFile(path=str(target), position=readable.position)
-                self._log.copies.put_export(listed)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                # Before it is read: every forget from here on says that the file may tell of it.
+                with self._log.exclusive():
+                    now = self._log.head().position
+                    begun = ExportedFile(path=str(target), position=now, beside=name)
+                    self._log.copies.put_export(begun)
+                with self._export.reading(caller) as readable:
+                    _WRITERS[form](readable, file, counts)
+                    file.flush()
+                    os.fsync(file.fileno())
             Path(name).replace(target)
+            sync_folder(target.parent)
+            with self._log.exclusive():
+                whole = ExportedFile(path=str(target), position=readable.position)
+                self._log.copies.put_export(whole)
         finally:
-            Path(name).unlink(missing_ok=True)
-        sync_folder(target.parent)
+            _take_away(self._log, Path(name))
         conflicts, blocked = counts.pop("conflict", 0), counts.pop("blocked", 0)
         return ExportReport(
             path=str(target),
@@ -109,6 +123,33 @@ class Exporting:
             conflicts=conflicts,
             blocked=blocked,
         )
+
+
+def sweep(log: Log) -> None:
+    """Takes away what stopped exports have left; where it cannot, a forget goes on to name it."""
+    with suppress(IntegrityFault, RefusedError):
+        if any(it.beside for it in log.copies.read().exports):
+            with flocked(_lock_of(log), fcntl.LOCK_EX, 0):
+                _sweep(log)
+
+
+def _sweep(log: Log) -> None:
+    for left in [it.beside for it in log.copies.read().exports if it.beside]:
+        with suppress(OSError):
+            _take_away(log, Path(left))
+
+
+def _take_away(log: Log, left: Path) -> None:
+    # One that is not there may have got its name, or lie on a disk that is out.
+    with suppress(FileNotFoundError):
+        left.unlink()
+        with suppress(RefusedError, StorageFault), log.exclusive():
+            log.copies.drop(str(left))
+
+
+def _lock_of(log: Log) -> Path:
+    """Held by who writes an export: whatever else is listed as unfinished was stopped."""
+    return log.place.data / "export.lock"
 
 
 # -- lines for programs -----------------------------------------------------------------------

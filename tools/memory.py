@@ -1,6 +1,6 @@
 """The front door: the one place where the parts of a ledger meet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Self
 
 from memoranda.ledger.authority import Caller, PersonClient
-from memoranda.ledger.backups import BackupReport, Backups
+from memoranda.ledger.backups import BackupReport, Backups, sweep
 from memoranda.ledger.capturing import admitted_caller
 from memoranda.ledger.commit_protocol import CommitProtocol
 from memoranda.ledger.ending import SpaceEnded
 from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
-from memoranda.ledger.forgetting import Forgetting
+from memoranda.ledger.forgetting import Forgetting, Purge
 from memoranda.ledger.hosting import Host
 from memoranda.ledger.log import Log
 from memoranda.ledger.migration import Migration
@@ -23,7 +23,6 @@ from memoranda.ledger.ports import EMBEDDED, Ports
 from memoranda.ledger.protection import attached
 from memoranda.ledger.reconcile import Reconcile
 from memoranda.ledger.recovery_code import CODE_BYTES, code_of, read_code
-from memoranda.ledger.restoring import sweep
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.sweeping import Sweep
 from memoranda.ledger.takeover import MigrationReport
@@ -44,6 +43,7 @@ from memoranda.projections.story import Story
 from memoranda.projections.unfinished import Unfinished
 from memoranda.projections.views import VIEWS, View, ViewFile
 from memoranda.tools.exporting import Exporting, ExportReport, Format
+from memoranda.tools.exporting import sweep as sweep_exports
 from memoranda.tools.parts import Parts
 from memoranda.tools.passphrases import passphrase_in
 from memoranda.tools.reading import Reading
@@ -301,7 +301,7 @@ def assemble(
         opened.callback(views.close)
         index = SearchView(log.index_key)
         checked: tuple[View, ...] = (RecordsView(), index)
-        forgetting = Forgetting(log, stamps, [partial(purge, log, views, *checked)])
+        forgetting = Forgetting(log, stamps, _purges(log, views, checked))
         window_us = settings.forget_window_hours * HOUR_US
         protocol = CommitProtocol(log, stamps, ports, forgetting, forget_window=window_us)
         forgetting.take_up()
@@ -335,6 +335,12 @@ def assemble(
         )
         opened.pop_all()
     return Memory(parts, PersonClient())
+
+
+def _purges(log: Log, views: ViewFile, checked: Sequence[View]) -> tuple[Purge, ...]:
+    """What a forget takes away beside the log and its keys."""
+    restores, exports = partial(sweep, log.place.data), partial(sweep_exports, log)
+    return partial(purge, log, views, *checked), restores, exports
 
 
 def _taken_over(migration: Migration, settings: Settings) -> MigrationReport | None:

@@ -7,7 +7,7 @@ from memoranda.ledger.errors import Refusal, Refused, RefusedError
 from memoranda.ledger.places import path_of
 from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
-from memoranda.ledger.vaults import KeyVault, Passphrase
+from memoranda.ledger.vaults import KeptKey, KeyVault, Passphrase
 from memoranda.projections.audit import Finding
 from memoranda.tools.memory import assemble, place_of, unlocking_of
 from memoranda.tools.settings import Settings
@@ -16,10 +16,14 @@ PLAINLY = Asked()
 
 
 class RestoreReport(Restored):
-    """A restored ledger; while the audit finds something, it is not served."""
+    """A restored ledger; while the audit finds something, it is not served.
+
+    `kept_key` is why the wrapping key of before is not destroyed yet, if so.
+    """
 
     findings: tuple[Finding, ...]
     is_served: bool
+    kept_key: str | None = None
 
 
 def restore(
@@ -49,13 +53,17 @@ def restore(
         return restored
     opened = partial(assemble, create=False, is_restoring=True)
     with opened(settings, stamps, passphrase=passphrase, key_vault=key_vault) as memory:
-        key_epoch = 0
-        while key_epoch <= restored.key_epoch:
-            # Whatever opened the backup until now opens nothing that is written from here on.
-            key_epoch = memory.rotate_keys()
+        key_epoch, kept_key = 0, None
+        while key_epoch <= restored.key_epoch and kept_key is None:
+            try:
+                # Whatever opened the backup until now opens nothing that is written from here on.
+                key_epoch = memory.rotate_keys()
+            except KeptKey as fault:  # it holds an erasure up, and nothing else
+                kept_key = str(fault)
+        key_epoch = memory.status().key_epoch
         findings = memory.audit.verify().findings
     is_served = asked.force or not findings
     if is_served:
         restoring.finish()
-    fields = {**dict(restored), "key_epoch": key_epoch}
+    fields = {**dict(restored), "key_epoch": key_epoch, "kept_key": kept_key}
     return RestoreReport(**fields, findings=findings, is_served=is_served)
