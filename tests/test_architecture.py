@@ -33,7 +33,7 @@ VAGUE = {
     "utils",
 }
 READS_THE_OUTSIDE = {
-    "ledger/sqlite_files.py": "waits for a lock, and no longer",
+    "ledger/locks.py": "waits for a lock, and no longer",
     "ledger/stamps.py": "the injected clock and entropy come from here",
     "tools/benchmarks/forget.py": "measures seconds",
     "tools/benchmarks/startup.py": "measures seconds",
