@@ -326,13 +326,13 @@ class Log:
             if is_forgotten_space(snapshot):
                 raise RefusedError(FORGOTTEN)
             self._keyring.heed_others()
-            if not snapshot.goes_on:
-                self._refuse_rollback(snapshot)  # a restore here has moved the anchor
+            if not snapshot.goes_on:  # a restore here has moved the anchor
+                self._refuse_rollback(snapshot)
+                self._term = None  # whoever held it then
             if not self.place.is_restoring:  # which puts later ones in force
                 SealedStore(snapshot, self._keyring, self.space).refuse_old_keys()
             if seen.position and seen.key_epoch != head.key_epoch:
-                # A pool of keys would let us write on under a passphrase that is not ours.
-                self._keyring.check()
+                self._keyring.check()  # a pool of keys would outlast a passphrase that is ours
             self._recorder.seen = head
 
     def _is_new(self, place: Place) -> bool:

@@ -49,6 +49,9 @@ A child would never see them given back, and would hang at its first opening, in
 class _Owned(sqlite3.Connection):
     """A connection of this process: none of its locks outlives a fork, and SQLite forgets that."""
 
+    is_at_rest = False
+    """Whether it reads a file at rest: it has no lock then, and takes none away."""
+
     def close(self) -> None:
         with _UNFORKED:
             _OWNED.pop(self, None)
@@ -109,10 +112,9 @@ def raw(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_here() -> set[tuple[int, int]]:
-    """The files of all connections of this process, with those beside them."""
-    files = (
-        path.with_name(path.name + it) for path in _OWNED.values() for it in ("", "-wal", "-shm")
-    )
+    """The files of all connections of this process that lock, with those beside them."""
+    paths = [path for connection, path in _OWNED.items() if not connection.is_at_rest]
+    files = (path.with_name(path.name + it) for path in paths for it in ("", "-wal", "-shm"))
     found = set()
     for file in files:
         with suppress(OSError):
@@ -152,6 +154,7 @@ def _connected(path: Path, name: str, *, uri: bool = False) -> Iterator[sqlite3.
                 name, uri=uri, isolation_level=None, check_same_thread=False, factory=_Owned
             )
             failing.callback(connection.close)
+            connection.is_at_rest = "immutable=1" in name
             _OWNED[connection] = path
             connection.execute("PRAGMA schema_version")  # only now the files beside it are opened
         yield connection

@@ -4,7 +4,9 @@ import os
 import stat
 import sys
 from getpass import getpass
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 from memoranda.ledger.errors import Refusal, Refused, RefusedError
 
@@ -37,11 +39,21 @@ def new_passphrase() -> str | Refused:
     if sys.stdin.isatty():
         first, again = getpass("New passphrase: "), getpass("The same again: ")
     else:
-        first, _, rest = sys.stdin.read(LINE_BYTES_MAX).partition("\n")
+        first, rest = _piped()
         again = rest.removesuffix("\n") or first
     if first != again:
         return Refused(Refusal.INVALID_REQUEST, "passphrase", "was not the same the second time")
     return first
+
+
+def _piped() -> tuple[str, str]:
+    """The first line of a pipe, and what has come with it; more is not waited for."""
+    raw, pipe = b"", cast("BufferedReader", sys.stdin.buffer)
+    while b"\n" not in raw and (piece := pipe.read1(LINE_BYTES_MAX)):
+        raw += piece
+    text = raw.decode(sys.stdin.encoding, sys.stdin.errors or "strict")
+    first, _, rest = text.replace("\r\n", "\n").partition("\n")
+    return first, rest
 
 
 def asked_code() -> str:
