@@ -19,7 +19,7 @@ from memoranda.ledger import restoring, vaults
 from memoranda.ledger.authority import ModelSession
 from memoranda.ledger.backups import BackupReport, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
-from memoranda.ledger.errors import CLOSED, IntegrityFault, Refused, RefusedError
+from memoranda.ledger.errors import CLOSED, IntegrityFault, Refusal, Refused, RefusedError
 from memoranda.ledger.events import MessageForgotten, Value
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.restoring import Asked
@@ -1075,6 +1075,23 @@ def test_who_had_the_ledger_open_goes_on_in_no_other_one_that_a_restore_puts_the
     with opened() as new:
         assert facts(new) == ["Another Alice drinks tea."]
         assert new.audit.verify(with_index=True).findings == ()
+
+
+def test_a_host_that_had_attached_after_the_backup_holds_no_term_of_what_is_restored(
+    opened, folder, away, restored
+):
+    """Its term has the number that the restore takes; the holder is another."""
+    with opened() as memory:
+        memory.remember(FACT)
+        memory.backup(away)
+    other = opened(host="other")
+    assert other.remember(OTHER).epoch == 1
+
+    assert restored(folder, away, force=True).term == 1
+    refused = other.remember("It goes on")
+
+    assert refused.refusal is Refusal.EXECUTION_FENCED
+    assert opened().remember("It goes on").epoch == 1
 
 
 @pytest.mark.sqlite("the log is a file")

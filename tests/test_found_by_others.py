@@ -363,3 +363,20 @@ def test_files_are_looked_at_beside_a_thread_that_opens_and_closes_others(memory
     finally:
         ended.set()
         other.join()
+
+
+def test_two_who_look_at_one_backup_at_once_both_find_it_whole(memory, tmp_path):
+    memory.backup(tmp_path / "away")
+    found: set[tuple[str, str]] = set()
+
+    def look() -> None:
+        for _ in range(40):
+            found.update((it.level, it.message) for it in memory.doctor() if it.name == "backup")
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {level for level, _ in found} == {"fine"}

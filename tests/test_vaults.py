@@ -1245,6 +1245,21 @@ def test_in_a_pipe_the_new_one_is_a_line_and_the_one_in_force_is_in_a_file(at, t
     assert FIRST not in remembered.stdout + remembered.stderr
 
 
+def test_a_program_that_keeps_its_pipe_open_is_not_waited_for(at):
+    at.piped("init")
+    reading, writing = os.pipe()
+    os.write(writing, f"{FIRST}\n".encode())
+
+    set_now = subprocess.run(
+        [PROGRAM, "keys", "passphrase"], env=at.env, stdin=reading, timeout=60, check=False
+    )
+
+    os.close(writing)
+    os.close(reading)
+    assert set_now.returncode == 0
+    assert at.piped("status").returncode == 1
+
+
 def test_the_command_line_moves_the_key_or_says_why_it_cannot(at):
     at.env["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
     at.piped("init")
