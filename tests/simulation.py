@@ -547,6 +547,8 @@ class Simulation:
             self.look(process)
             process.memory.close()
             process.memory = None
+            if self.alive:  # what others held up until now is finished by the closing itself
+                self.look(process)
         self.world.moment = max(self.world.moment, moment_of(head.recorded_at))
         self.passes(self.window_hours * 3600 + 61)
         last = Process("local", EMBEDDED)
