@@ -437,9 +437,9 @@ class Log:
         with suppress(KeptKey):  # it holds an erasure up, and nothing else
             self._keyring.finish_rotation(begun)
         with self.deciding() as store:
-            key_epoch = self._keyring.key_epoch
-            if store.head.key_epoch < key_epoch:  # a restore has noted the next one already
-                store.note_rotation(key_epoch)
+            own = self._keyring.key_epoch  # a restore notes the next one before it is in force
+            if (ahead := store.head.key_epoch - own) < 0 or (ahead and not self.place.is_restoring):
+                store.note_rotation(own)
 
     def _settle_bundles(self) -> None:
         """Rewrites what is out of date, all of them where an earlier version made them."""

@@ -541,14 +541,7 @@ class Simulation:
         self.world.at_step = lambda _: None
         head = self.alive[0].memory._parts.log.head()
         for process in self.alive:
-            # A closing finishes what is owed; here, while somebody can see who appended it.
-            with suppress(RefusedError):
-                process.memory._finish_forgets()
-            self.look(process)
-            process.memory.close()
-            process.memory = None
-            if self.alive:  # what others held up until now is finished by the closing itself
-                self.look(process)
+            self.close(process)
         self.world.moment = max(self.world.moment, moment_of(head.recorded_at))
         self.passes(self.window_hours * 3600 + 61)
         last = Process("local", EMBEDDED)
@@ -574,6 +567,16 @@ class Simulation:
         if self.copy_made:
             self.comes_back(self.copy_made)
         return chain.hex()
+
+    def close(self, process: Process) -> None:
+        """A closing finishes what is owed; here, while somebody can see who appended it."""
+        with suppress(RefusedError):
+            process.memory._finish_forgets()
+        self.look(process)
+        process.memory.close()
+        process.memory = None
+        if self.alive:  # what others held up until now is finished by the closing itself
+            self.look(process)
 
     def comes_back(self, copy: LogCopy) -> None:
         """On an empty machine: all that had ended by then, and nothing of what is gone since."""

@@ -468,7 +468,6 @@ def test_an_event_inserted_at_the_end_is_found(books):
         ("UPDATE heads SET chain = ?", (bytes(32),)),
         ("UPDATE heads SET key_epoch = key_epoch + 1", ()),
         ("UPDATE heads SET key_epoch = 1", ()),
-        ("DELETE FROM heads", ()),
     ],
 )
 def test_a_changed_head_is_found(books, statement, values):
@@ -477,6 +476,14 @@ def test_a_changed_head_is_found(books, statement, values):
         report = memory.audit.verify()
 
     assert {"head"} <= {finding.kind for finding in report.findings}, report.findings
+
+
+def test_a_log_without_its_head_is_refused_by_who_has_it_open(books):
+    with books.open() as memory:
+        books.tables.change("DELETE FROM heads")
+
+        with pytest.raises(RefusedError, match="older copy"):
+            memory.audit.verify()
 
 
 @pytest.mark.parametrize(
