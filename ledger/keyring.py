@@ -262,7 +262,7 @@ class Keyring:
         self._stamps.step("rotate:rewrapped")
         try:
             if not self.truncate():
-                raise KeptKey("the key file is held, or the disk is full")  # noqa: TRY301
+                raise KeptKey("the key file is held, or the disk is full")  # noqa: TRY301  # caught to add a word
             self._stamps.step("rotate:truncated")
             self._vault.destroy(old)
         except KeptKey as error:
