@@ -634,10 +634,12 @@ def test_a_new_recovery_code_that_nobody_sees_leaves_the_one_before_in_force(
     old = str(run("init", "--json").answer["recovery_code"])
 
     with Path("/dev/full").open("wb") as full:
-        process = run.start("keys", "recovery", *form, stdout=full)
-        process.communicate()
+        nowhere = run.start("keys", "recovery", *form, stdout=full)
+        nowhere.communicate()
+    closed = run.start("keys", "recovery", *form, preexec_fn=lambda: os.close(1))
+    closed.communicate()
 
-    assert process.returncode == 5
+    assert (nowhere.returncode, closed.returncode) == (5, 5)
     assert run("keys", "recovery", "--check", given=f"{old}\n").code == 0
 
 

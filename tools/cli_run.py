@@ -1,6 +1,7 @@
 """One run of the command line: its settings, its memory, and what is known of it so far."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -170,6 +171,8 @@ class Run:
 
     def begin(self, answer: Answer) -> None:
         """Puts out what must be seen before the rest is done; raises StorageFault if it is not."""
+        if sys.stdout.name == os.devnull:  # it was closed: `prepare_streams`
+            raise StorageFault("standard output is closed, so nothing was done")
         try:
             if self.as_json:
                 sys.stdout.write(json_of(answer.fields).removesuffix("}"))
