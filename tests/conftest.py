@@ -230,8 +230,13 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test runs on both engines, but for what is said to be of SQLite alone."""
+    """Every test runs on both engines, but for what is said to be of SQLite alone.
+
+    What has run on one engine is not traced on the other again.
+    """
     items[:] = [it for it in items if not (it.get_closest_marker("sqlite") and on_postgres(it))]
+    for item in filter(on_postgres, items):
+        item.add_marker("untraced")
 
 
 def on_postgres(item: pytest.Item) -> bool:

@@ -49,6 +49,7 @@ def walked(shim: Path | None, site: Site, first: int, stride: int) -> dict[str, 
     }
 
 
+@pytest.mark.untraced
 @pytest.mark.skipif(sys.platform != "linux", reason="calls are spoiled by Linux means")
 @pytest.mark.sqlite("writes to files of this machine are spoiled")
 def test_after_any_single_fault_the_answer_holds_and_a_retry_has_one_effect(

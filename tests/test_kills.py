@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random  # noqa: TID251  # seeded: a run can be repeated
 from typing import Any
 
+import pytest
 from tests.sites import SPACE, Site, positions_of, renewed
 
 from memoranda.ledger.errors import Refused
@@ -232,6 +233,7 @@ def comes_back(site: Site, book: Book, copy: tuple[str, int]) -> None:
     shutil.rmtree(machine.folder)
 
 
+@pytest.mark.untraced
 def test_processes_killed_at_any_moment_lose_nothing_acknowledged_and_leave_nothing_half_done(
     ram_site, exhaustive
 ):

@@ -63,6 +63,7 @@ def play(folder: Path, seed: int, engine: dict[str, str] | None = None) -> Simul
     return simulation
 
 
+@pytest.mark.untraced
 def test_every_seed_ends_with_every_promise_kept(memory_folder, empty_engine, exhaustive):
     steps = seed = 0
     while steps < STEPS_EXHAUSTIVE if exhaustive else seed < SEEDS:
@@ -176,6 +177,7 @@ PLANTED: dict[Callable[[pytest.MonkeyPatch], None], set[str]] = {
 """Each bug with what is said about its own violation; another one does not count as found."""
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(("plant", "violations"), PLANTED.items())
 def test_a_planted_bug_is_found_by_its_own_violation(memory_folder, plant, violations):
     for seed in range(PLANTED_SEEDS):
