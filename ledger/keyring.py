@@ -267,7 +267,7 @@ class Keyring:
             self._vault.destroy(old)
         except KeptKey as error:
             message = f"{error}; key epoch {new} is in force all the same"
-            raise KeptKey(message) from error
+            raise KeptKey(message, new) from error
         self._stamps.step("rotate:slot-destroyed")
 
     def _outside(self, key_epoch: int) -> list[KeyRow]:

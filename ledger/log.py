@@ -126,11 +126,11 @@ class Log:
             yield store
             holder = holder_of(store) if was_newcomer and store.newcomer is None else None
         # Not before it is durable: a host whose first append failed has not attached.
-        self._recorder.seen = transaction.head
         if holder is not None:
             self._since = holder.since
         if self._since is not None:
             self._term = store.held_term
+        self._recorder.seen = transaction.head  # last: by it another thread's restore is noticed
         if self.anchor.is_behind(store.head, ANCHOR_EVENTS):
             self._write_anchor(by=ANCHOR_EVENTS)
 
@@ -359,7 +359,7 @@ class Log:
 
     def _refuse_rollback(self, snapshot: Snapshot) -> None:
         """A log that does not go on from its anchor is an older copy, or another line of it."""
-        anchor = None if self.place.is_restoring else self.anchor.read() or Anchor.of(self.seen)
+        anchor = None if self.place.is_copy else self.anchor.read() or Anchor.of(self.seen)
         if anchor and anchor.position:
             there = SealedStore(snapshot, self._keyring, self.space).chain_at(anchor.position)
             if not anchor.stands_on(snapshot.head, there):
@@ -369,7 +369,8 @@ class Log:
         # What was decided is durable without it; the next one comes soon enough.
         with suppress(OSError, StorageFault, RefusedError), self._recorder.reading() as snapshot:
             # Of a space that ended, an anchor would stand in the way of the next one.
-            if self.anchor.is_behind(snapshot.head, by) and not is_forgotten_space(snapshot):
+            is_due = self.anchor.is_behind(snapshot.head, by) and snapshot.goes_on
+            if is_due and not is_forgotten_space(snapshot):
                 self.anchor.write(Anchor.of(snapshot.head))
 
     def _join(self) -> None:

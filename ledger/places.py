@@ -22,6 +22,7 @@ def path_of(given: object, field: str) -> Path:
     return path
 
 
+LOG = "ledger.db"
 _SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", flags=re.ASCII)
 
 
@@ -45,7 +46,7 @@ class Place:
     state: Path
     engine: str | None = field(default=None, repr=False)
     """The server that keeps the log, as a URL; None for a file in the folder of data."""
-    log: str = "ledger.db"
+    log: str = LOG
     """The file in the folder of data that keeps the log, where no server does."""
     is_restoring: bool = False
     """Whether a restore opens it, before it may be served."""
@@ -58,6 +59,11 @@ class Place:
             for own in (self.data.resolve(), self.state.resolve())
             for folder in (own, *_beside(own, target))
         )
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the log is a copy that a restore works on, before it is put in place."""
+        return self.log != LOG
 
     @property
     def mark(self) -> Path:

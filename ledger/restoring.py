@@ -353,7 +353,7 @@ class Restoring:
                 store.append(Draft(header, RestoredFrom.model_validate(before.wire())))
                 again = replay(store, rows)
                 # What it is rotated to next: no key file of before opens it from the first moment.
-                key_epoch = max(store.head.key_epoch, *self._vault.epochs())
+                key_epoch = max(source.copy.key_epoch, *self._vault.epochs())
                 store.note_rotation(key_epoch + 1)
                 term = store.head.term
             self._stamps.step("restore:replayed")

@@ -134,7 +134,14 @@ def refuse_odd_keys(passphrase: object, key_vault: object) -> None:
 
 
 class KeptKey(StorageFault):
-    """The key of before is not destroyed yet: an erasure waits for it, and nothing else need."""
+    """The key of before is not destroyed yet: an erasure waits for it, and nothing else need.
+
+    `key_epoch` is the one in force all the same, where a rotation has come so far.
+    """
+
+    def __init__(self, message: str, key_epoch: int = 0) -> None:
+        super().__init__(message)
+        self.key_epoch = key_epoch
 
 
 class WrappingKeys:

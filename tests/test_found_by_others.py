@@ -14,11 +14,15 @@ import pytest
 
 from memoranda.ledger import log
 from memoranda.ledger.authority import ModelSession
-from memoranda.ledger.errors import Refusal, RefusedError, StorageFault
+from memoranda.ledger.errors import Refusal, Refused, RefusedError, StorageFault
 from memoranda.ledger.locks import flocked
+from memoranda.ledger.restoring import Asked
 from memoranda.ledger.sqlite_files import connect, truncate_wal
+from memoranda.ledger.stamps import Stamps
 from memoranda.tools.cli_capture import _read
 from memoranda.tools.memory import open_memory
+from memoranda.tools.restore import restore
+from memoranda.tools.settings import load_settings
 
 REF = "personal-message:s-main-1:"
 
@@ -342,6 +346,67 @@ def test_who_is_interrupted_as_he_waits_for_a_lock_takes_it_from_nobody(tmp_path
         signal.signal(signal.SIGALRM, before)
 
     assert order == ["free"]
+
+
+def test_who_is_interrupted_as_another_begins_to_wait_for_him_takes_the_lock_from_nobody(
+    tmp_path, monkeypatch
+):
+    path, start = tmp_path / "lock", threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with flocked(path, fcntl.LOCK_EX, 1.0), monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt), flocked(path, fcntl.LOCK_EX, 30.0):
+            pass
+    time.sleep(0.2)
+
+    with flocked(path, fcntl.LOCK_EX, 1.0):
+        assert path.exists()
+
+
+@pytest.mark.sqlite("a recorder is hooked")
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_thread_that_has_committed_takes_back_nothing_that_another_has_noticed_of_a_restore(
+    opened, folder, tmp_path, is_before
+):
+    with opened() as memory:
+        memory.remember("one")
+        memory.backup(tmp_path / "away")
+    old = opened(host="a")
+    old.remember("by a")
+    recorder, due = old._parts.log._recorder, [old]
+
+    def look() -> None:
+        old.status()
+
+    def restore_beside() -> None:
+        settings = load_settings(space="us_alice", **folder)
+        assert restore(settings, Stamps(), tmp_path / "away", Asked(force=True)).is_served
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+
+    class Hooked(type(recorder)):
+        def __setattr__(self, name: str, value: object) -> None:
+            is_due = name == "seen" and due and value.position > recorder.seen.position
+            if is_due and is_before:
+                due.clear()
+                restore_beside()
+            super().__setattr__(name, value)
+            if is_due and due:
+                due.clear()
+                restore_beside()
+
+    recorder.__class__ = Hooked
+    assert old.remember("before the restore").position
+    new = opened()
+
+    assert [isinstance(new.remember(f"new {n}"), Refused) for n in range(2)] == [False] * 2
+    assert old.remember("after it").refusal is Refusal.EXECUTION_FENCED
+    assert not isinstance(new.remember("newer"), Refused)
 
 
 def test_files_are_looked_at_beside_a_thread_that_opens_and_closes_others(memory, tmp_path):

@@ -15,10 +15,11 @@ from tests.sites import renewed
 from memoranda.ledger import backups, chain, restoring
 from memoranda.ledger.backups import BackupReport, LogCopy, read_manifest
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
-from memoranda.ledger.errors import Refused
+from memoranda.ledger.errors import Refused, RefusedError
 from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForgotten
 from memoranda.ledger.locks import flocked
 from memoranda.ledger.restoring import Asked
+from memoranda.ledger.vaults import KeptKey
 from memoranda.tools.cli_backup import _restore_page
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
@@ -294,6 +295,46 @@ def test_a_restore_beside_a_reader_of_the_key_file_is_served_and_names_the_key_t
         assert memory.audit.verify().findings == ()
     after = restored(folder, away, force=True)
     assert (after.is_served, after.kept_key, after.forgotten_again) == (True, None, 1)
+
+
+def test_a_restore_that_has_no_room_for_its_key_epoch_serves_nothing_until_it_has(
+    opened, folder, away, restored
+):
+    with opened() as memory:
+        memory.remember(FACT)
+        memory.backup(away)
+
+    with closing(sqlite3.connect(folder["data"] / SPACE / "keys.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM keys").fetchone()
+        assert restored(folder, away, force=True).kept_key  # the slots hold both keys from here on
+        with pytest.raises(KeptKey, match="is held"):
+            restored(folder, away, force=True)
+        with pytest.raises(RefusedError, match="run `memoranda restore` again"):
+            opened()
+
+    report = restored(folder, away)
+    assert (report.findings, report.is_served, report.kept_key) == ((), True, None)
+    with opened() as memory:
+        assert facts(memory) == [FACT]
+        assert memory.remember(OTHER).position
+
+
+def test_a_copy_whose_head_row_tells_another_key_epoch_makes_no_restore_rotate_to_it(
+    opened, folder, away, restored
+):
+    with opened() as memory:
+        memory.remember(FACT)
+        memory.backup(away)
+    with closing(sqlite3.connect(next((away / SPACE).glob("log-*.db")))) as copy:
+        copy.execute("UPDATE heads SET key_epoch = 1000")
+        copy.commit()
+
+    report = restored(folder, away, force=True)
+
+    assert (report.findings, report.is_served, report.key_epoch) == ((), True, 2)
+    with opened() as memory:
+        assert facts(memory) == [FACT]
 
 
 # -- which copy is the newest ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -476,6 +477,41 @@ def test_from_a_restore_on_another_machine_on_none_of_before_is_acknowledged_and
     with open_memory(SPACE, **here.of_second) as second:
         assert [it.record.content for it in second.records()] == ["fact"]
         assert second.audit.verify(with_index=True).findings == ()
+
+
+@pytest.mark.parametrize("stopped_at", ["restore:log", None])
+def test_of_two_restores_into_one_space_the_later_is_served_and_the_earlier_machine_told(
+    url, tmp_path, stopped_at
+):
+    here = TwoMachines(url, tmp_path)
+    here.first.close()
+    of_third = of_machine(tmp_path, "3rd", url)
+    shutil.copytree(here.away, tmp_path / "away too")
+    asked = Asked(code=here.first.recovery_code, force=True)
+
+    def restored_beside(_: str) -> None:
+        settings = load_settings(space=SPACE, **of_third)
+        assert restore(settings, Stamps(), tmp_path / "away too", asked).is_served
+        with open_memory(SPACE, **of_third) as third:
+            written = [third.publish(f"key {number}", "fact") for number in range(6)]
+        assert all(isinstance(it, Receipt) for it in written)
+
+    if stopped_at:
+        earlier = here.restore({stopped_at: restored_beside})
+        assert (earlier.refusal, earlier.field) == (Refusal.SPACE_UNKNOWN, "data")
+    else:
+        assert here.restore({}).is_served
+        # Refused while it is open, it closes: what it has seen is not what is there.
+        with open_memory(SPACE, **here.of_second) as second:
+            restored_beside("")
+            assert second.publish("key", "fact").refusal is Refusal.SPACE_UNKNOWN
+    with pytest.raises(RefusedError) as refused:
+        open_memory(SPACE, **here.of_second)
+
+    assert refused.value.refused.refusal is Refusal.SPACE_UNKNOWN
+    with open_memory(SPACE, **of_third) as third:
+        assert isinstance(third.publish("another key", "another fact"), Receipt)
+        assert third.audit.verify(with_index=True).findings == ()
 
 
 def test_a_machine_that_was_fenced_stays_so_after_the_space_was_begun_anew(url, tmp_path):

@@ -9,7 +9,7 @@ from memoranda.ledger.restoring import Asked, Restored, Restoring
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.vaults import KeptKey, KeyVault, Passphrase
 from memoranda.projections.audit import Finding
-from memoranda.tools.memory import assemble, place_of, unlocking_of
+from memoranda.tools.memory import Memory, assemble, place_of, unlocking_of
 from memoranda.tools.settings import Settings
 
 PLAINLY = Asked()
@@ -52,18 +52,27 @@ def restore(
     if isinstance(restored, Refused):
         return restored
     opened = partial(assemble, create=False, is_restoring=True)
-    with opened(settings, stamps, passphrase=passphrase, key_vault=key_vault) as memory:
-        key_epoch, kept_key = 0, None
-        while key_epoch <= restored.key_epoch and kept_key is None:
-            try:
-                # Whatever opened the backup until now opens nothing that is written from here on.
-                key_epoch = memory.rotate_keys()
-            except KeptKey as fault:  # it holds an erasure up, and nothing else
-                kept_key = str(fault)
-        key_epoch = memory.status().key_epoch
-        findings = memory.audit.verify().findings
+    try:
+        with opened(settings, stamps, passphrase=passphrase, key_vault=key_vault) as memory:
+            key_epoch, kept_key = _rotated(memory, restored.key_epoch)
+            findings = memory.audit.verify().findings
+    except RefusedError as error:  # another restore has put another log there meanwhile
+        return error.refused
     is_served = asked.force or not findings
     if is_served:
         restoring.finish()
     fields = {**dict(restored), "key_epoch": key_epoch, "kept_key": kept_key}
     return RestoreReport(**fields, findings=findings, is_served=is_served)
+
+
+def _rotated(memory: Memory, key_epoch: int) -> tuple[int, str | None]:
+    """The epoch in force, later than a given one, and why the key of before is still kept."""
+    while True:
+        try:
+            # Whatever opened the backup until now opens nothing that is written from here on.
+            if (new := memory.rotate_keys()) > key_epoch:
+                return new, None
+        except KeptKey as fault:
+            if fault.key_epoch <= key_epoch:
+                raise  # one of before was kept already, and there is no room for the next
+            return fault.key_epoch, str(fault)
