@@ -100,13 +100,14 @@ def _wait_for(descriptor: int, kind: int, wait_s: float) -> None:
                 os.close(descriptor)
             acquired.set()
 
-    threading.Thread(target=wait, daemon=True).start()
     try:
+        threading.Thread(target=wait, daemon=True).start()
         acquired.wait(wait_s)
     except BaseException:  # an interrupt: nobody else would ever give the lock back
         with hand_over:
             abandoned.set()
             if acquired.is_set():
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
         raise
     with hand_over:

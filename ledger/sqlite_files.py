@@ -144,17 +144,18 @@ def watch(path: Path) -> Callable[[], bool]:
 
 
 @contextmanager
-def _connected(path: Path, name: str, *, uri: bool = False) -> Iterator[sqlite3.Connection]:
+def _connected(path: Path, how: str = "", *, is_at_rest: bool = False) -> Iterator[_Owned]:
     """A new connection, for a block that makes it ready; when that fails it is closed."""
+    name = f"{path.absolute().as_uri()}?{how}" if how else str(path)
     with _opening(path), ExitStack() as failing:
         if path.exists() and identity_of(path) in _INHERITED:
             raise RefusedError(FORKED)
         with _UNFORKED:
             connection = sqlite3.connect(
-                name, uri=uri, isolation_level=None, check_same_thread=False, factory=_Owned
+                name, uri=bool(how), isolation_level=None, check_same_thread=False, factory=_Owned
             )
             failing.callback(connection.close)
-            connection.is_at_rest = "immutable=1" in name
+            connection.is_at_rest = is_at_rest
             _OWNED[connection] = path
             connection.execute("PRAGMA schema_version")  # only now the files beside it are opened
         yield connection
@@ -171,7 +172,7 @@ def connect(
     A disposable file is flushed at checkpoints only: a power cut may take its last writes.
     Raises RefusedError when the file is another program's, a newer version's or not writable.
     """
-    with _connected(path, str(path)) as connection:
+    with _connected(path) as connection:
         if connection.execute("PRAGMA schema_version").fetchone()[0] == 0:
             _create(connection, path, schema, schema_number)
         _check_identity(connection, path, schema_number)
@@ -183,8 +184,7 @@ def connect(
 
 def connect_reader(path: Path, *, schema_number: int) -> sqlite3.Connection:
     """A connection that cannot write, with the same pragmas."""
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with _connected(path, uri, uri=True) as connection:
+    with _connected(path, "mode=ro") as connection:
         _check_identity(connection, path, schema_number)
         _set_pragmas(connection)
     return connection
@@ -198,8 +198,7 @@ def connect_copy(path: Path, *, schema_number: int) -> sqlite3.Connection:
     with _UNFORKED:
         if path.exists() and identity_of(path) in _open_here():
             raise RefusedError(Refused(Refusal.BUSY))
-    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-    with _connected(path, uri, uri=True) as connection:
+    with _connected(path, "mode=ro&immutable=1", is_at_rest=True) as connection:
         connection.execute("PRAGMA trusted_schema=OFF")
         _check_identity(connection, path, schema_number)
     return connection

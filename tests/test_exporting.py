@@ -1,10 +1,11 @@
 """Exports and imports: readable, complete, and never a way back for what was forgotten."""
 
+import fcntl
 import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -12,6 +13,7 @@ import pytest
 from tests.sites import Site
 
 from memoranda.ledger.errors import RefusedError
+from memoranda.ledger.locks import flocked
 from memoranda.ledger.receipts import Receipt
 from memoranda.ledger.stamps import Stamps
 from memoranda.ledger.takeover import MigrationReport
@@ -343,6 +345,27 @@ def test_what_a_killed_export_has_left_out_of_reach_is_named_until_it_goes_or_is
     assert [it for it in after if "export" in it] == named[:1]
     assert [it.name for it in disk.iterdir()] == [file.name]
     assert FACT not in file.read_text()
+
+
+def test_an_export_that_is_at_its_place_is_told_of_whoever_holds_the_ledger(
+    life, file, folder, monkeypatch
+):
+    written, held = exporting._put, ExitStack()
+    tea = life.remember("Soon forgotten.")
+
+    def beside(*line: object) -> None:
+        written(*line)
+        held.close()
+        held.enter_context(flocked(folder["data"] / SPACE / "lock", fcntl.LOCK_EX, 1.0))
+
+    monkeypatch.setattr(exporting, "_put", beside)
+    monkeypatch.setattr(life._parts.log._lock, "_wait_s", 0.1)
+    with held:
+        report = life.export(file)
+
+    assert isinstance(report, ExportReport)
+    assert len(lines(file)) > 1
+    assert any(str(file) in it for it in life.forget(tea.record_id, 1).copies)
 
 
 def test_an_export_lets_another_one_end_first_and_leaves_its_file_alone(

@@ -1260,6 +1260,17 @@ def test_a_program_that_keeps_its_pipe_open_is_not_waited_for(at):
     assert at.piped("status").returncode == 1
 
 
+def test_a_line_that_does_not_end_is_not_read_for_ever(at):
+    at.piped("init")
+    with Path("/dev/zero").open("rb") as endless:
+        refused = subprocess.run(
+            [PROGRAM, "keys", "passphrase"], env=at.env, stdin=endless, timeout=60, check=False
+        )
+
+    assert refused.returncode == 1
+    assert at.piped("status").returncode == 0
+
+
 def test_the_command_line_moves_the_key_or_says_why_it_cannot(at):
     at.env["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
     at.piped("init")

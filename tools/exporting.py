@@ -109,7 +109,8 @@ class Exporting:
                     os.fsync(file.fileno())
             Path(name).replace(target)
             sync_folder(target.parent)
-            with self._log.exclusive():
+            # It is there, whoever holds the ledger: then it stays listed as it was begun.
+            with suppress(RefusedError, StorageFault), self._log.exclusive():
                 whole = ExportedFile(path=str(target), position=readable.position)
                 self._log.copies.put_export(whole)
         finally:

@@ -49,7 +49,7 @@ def new_passphrase() -> str | Refused:
 def _piped() -> tuple[str, str]:
     """The first line of a pipe, and what has come with it; more is not waited for."""
     raw, pipe = b"", cast("BufferedReader", sys.stdin.buffer)
-    while b"\n" not in raw and (piece := pipe.read1(LINE_BYTES_MAX)):
+    while len(raw) < LINE_BYTES_MAX and b"\n" not in raw and (piece := pipe.read1(LINE_BYTES_MAX)):
         raw += piece
     text = raw.decode(sys.stdin.encoding, sys.stdin.errors or "strict")
     first, _, rest = text.replace("\r\n", "\n").partition("\n")
