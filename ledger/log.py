@@ -126,8 +126,7 @@ class Log:
             yield store
             holder = holder_of(store) if was_newcomer and store.newcomer is None else None
         # Not before it is durable: a host whose first append failed has not attached.
-        if holder is not None:
-            self._since = holder.since
+        self._since = self._since if holder is None else holder.since
         if self._since is not None:
             self._term = store.held_term
         self._recorder.seen = transaction.head  # last: by it another thread's restore is noticed
