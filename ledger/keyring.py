@@ -441,10 +441,10 @@ def bundle_key_in(rows: Iterable[KeyRow], wrapping_key: bytes, space: str) -> by
 
 
 def _bound(space: str, key_id: str, key_epoch: int) -> bytes:
-    return _bound_epoch(space, key_epoch) + framed(key_id.encode())
+    name = key_id.encode()  # framed here: a rotation asks for it twice a key
+    return _bound_epoch(space, key_epoch) + len(name).to_bytes(4) + name
 
 
 @lru_cache(maxsize=8)
 def _bound_epoch(space: str, key_epoch: int) -> bytes:
-    # A rotation asks for it twice a key.
     return b"key/v1" + framed(space.encode(), pack(">I", key_epoch))
