@@ -41,10 +41,13 @@ class Replayed:
 
 
 def check_rows(rows: Iterable[Row]) -> None:
-    """Raises IntegrityFault for a row that is no forget, or one that a later version wrote."""
+    """Raises IntegrityFault for a row that is no forget, that a later version wrote, or a part."""
     for row in rows:
-        if not isinstance(read_header(row.type, row.header), FORGETTING):
+        header = read_header(row.type, row.header)
+        if not isinstance(header, FORGETTING):
             raise IntegrityFault(f"the forget journal holds an event of type {row.type}")
+        if isinstance(header, RecordCommitted) and (row.key_id is None or row.sealed is None):
+            raise IntegrityFault("the forget journal holds a tombstone that has lost its body")
 
 
 def replay(store: DecidingStore, rows: Sequence[Row]) -> Replayed:

@@ -21,7 +21,7 @@ from tests.sites import renewed
 
 from memoranda.ledger import sqlite_files, sqlite_log, vaults
 from memoranda.ledger.authority import BackgroundItem
-from memoranda.ledger.backups import verify_copy
+from memoranda.ledger.backups import read_manifest, verify_copy
 from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.ending import FORGOTTEN, chain_of
 from memoranda.ledger.errors import IntegrityFault, Refused, RefusedError
@@ -264,9 +264,10 @@ def is_tidy(place: Path, work: Work, known: Any) -> Complaints:
     """What comes back in the end, under the keys in force, with nothing half made beside it."""
     yield from comes_back(place, work, known)
     inner = place / "away" / SPACE
-    manifest = json.loads((inner / "manifest.json").read_text())
+    manifest = read_manifest(inner)
+    assert manifest is not None, "it has just come back"
     there = {path.name for path in inner.iterdir()}
-    if there != {"manifest.json", FILE_NAME, *(it["file"] for it in manifest["copies"])}:
+    if there != {"manifest.json", FILE_NAME, *(it.file for it in manifest.copies)}:
         yield f"beside the backup lie {there}"
     slots = SlotFile(place / "state" / SPACE / "slots").look() or {}
     if read_bundle(inner).key_epoch not in slots:

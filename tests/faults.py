@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import traceback
 from collections import Counter
@@ -175,20 +176,22 @@ def summary(memory: Memory) -> dict[str, Any]:
 
 def judged(place: Path, work: Work, before: dict[str, Any], ended: list[Any] | None) -> list[Any]:
     """Reopens after a fault: complaints about what was found there, and the summary in the end."""
-    complaints = list(work.copies(place, work, ended))
+    complaints: list[str] = []
     try:
+        complaints += work.copies(place, work, ended)
         memory = (work.reopens or work.opens)(place, work)
     except (MemorandaError, AssertionError):
         return [[*complaints, f"it does not open again: {traceback.format_exc()}"], None]
-    if memory is None:
-        return [[*complaints, *work.ends(place, work, None)], ENDED]
+    found = ENDED
     try:
-        with memory:
-            complaints += reopened(memory, work, before, ended)
-            found = summary(memory)
-    except MemorandaError:
+        if memory is not None:
+            with memory:
+                complaints += reopened(memory, work, before, ended)
+                found = summary(memory)
+        complaints += work.ends(place, work, found.get("records"))
+    except (MemorandaError, sqlite3.Error):
         return [[*complaints, f"it does not open again whole: {traceback.format_exc()}"], None]
-    return [[*complaints, *work.ends(place, work, found.get("records"))], found]
+    return [complaints, found]
 
 
 def reopened(
@@ -323,8 +326,8 @@ def tried_once(
     if (work.disk or fault.mode == "stall") and ended and ended[0] != "done":
         complaints.append(f"what is no fault of this disk came through: {ended}")
     verdict = verdict or in_child(lambda: judged(place, work, before, ended))
-    if fault.mode in UNSEEN and verdict is None:
-        return "found out", tracebacks  # by a fault in the judge's own look
+    if verdict is None:
+        return "nothing", [*tracebacks, "the judge ended"]
     complaints += verdict[0]
     if fault.mode in UNSEEN and any(it.startswith(FOUND_OUT) for it in complaints):
         return "found out", tracebacks

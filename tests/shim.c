@@ -32,10 +32,21 @@ static int is_below(const char *path) {
     return folder[0] && strncmp(path, folder, strlen(folder)) == 0;
 }
 
-static int is_of_one_below(int fd) {
-    char link[64], path[PATH_MAX] = "";
+static const char *path_of(int fd) {
+    static char path[PATH_MAX];
+    char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    return readlink(link, path, sizeof path - 1) > 0 && is_below(path);
+    ssize_t size = readlink(link, path, sizeof path - 1);
+    path[size > 0 ? size : 0] = 0;
+    return path;
+}
+
+static int is_of_one_below(int fd) { return is_below(path_of(fd)); }
+
+/* What processes share is memory: no disk lies about its size, and without it they would end. */
+static int is_shared(int fd) {
+    size_t size = strlen(path_of(fd));
+    return size > 4 && strcmp(path_of(fd) + size - 4, "-shm") == 0;
 }
 
 /* What shall become of a call; one that fails has set errno. */
@@ -60,7 +71,7 @@ static long ended(int mode, long result) {
 static ssize_t written(int fd, const void *data, size_t size, long at) {
     int mode = due(WRITE, is_of_one_below(fd));
     if (fails(mode)) return -1;
-    if (mode == LIE) return size;
+    if (mode == LIE && !is_shared(fd)) return size;
     if (mode == SHORT || mode == TORN) size = (size + 1) / 2;
     char flipped[size];
     if (mode == FLIP) {

@@ -20,6 +20,7 @@ from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForg
 from memoranda.ledger.locks import flocked
 from memoranda.ledger.restoring import Asked
 from memoranda.ledger.vaults import KeptKey
+from memoranda.ledger.witness import Journal
 from memoranda.tools.cli_backup import _restore_page
 from memoranda.tools.memory import Memory, open_memory
 from memoranda.tools.restore import RestoreReport, restore
@@ -335,6 +336,26 @@ def test_a_copy_whose_head_row_tells_another_key_epoch_makes_no_restore_rotate_t
     assert (report.findings, report.is_served, report.key_epoch) == ((), True, 2)
     with opened() as memory:
         assert facts(memory) == [FACT]
+
+
+def test_a_journal_whose_tombstone_has_lost_its_body_is_refused_before_anything_is_put(
+    opened, folder, away, restored
+):
+    with opened() as memory:
+        gone = memory.remember(FACT)
+        memory.remember(OTHER)
+        memory.backup(away)
+        memory.forget(gone.record_id, 1)
+        (row,) = memory._parts.log.journal.read()
+    path = folder["state"] / SPACE / "forgotten"
+    path.unlink()
+    Journal(path).add([row._replace(sealed=None)])
+
+    refused = restored(folder, away, force=True)
+
+    assert (refused.field, "lost its body" in refused.message) == ("backup", True)
+    with opened() as memory:
+        assert facts(memory) == [OTHER]
 
 
 # -- which copy is the newest ---------------------------------------------------------------------
