@@ -77,7 +77,7 @@ class Keyring:
         self._stamps = stamps
         self._connection = connect(path, schema=SCHEMA, schema_number=SCHEMA_NUMBER)
         self._has_moved = watch(path)
-        self._wrapping_keys: dict[int, bytes] = {}
+        self._wrapping_keys: dict[int, tuple[bytes, Cipher]] = {}
         self._open_keys: dict[str, BodyKey] = {}
         self._pool: list[tuple[str, bytes]] = []
         self._guard = threading.RLock()
@@ -279,7 +279,7 @@ class Keyring:
         new = key_epoch, cipher_of(wrapping_key)
         with self._writing():
             rows = self._outside(key_epoch)
-            olds = {old: cipher_of(self._wrapping_key(old)) for old in {it[1] for it in rows}}
+            olds = {old: self._wrapping_key(old)[1] for old in {it[1] for it in rows}}
             self._connection.executemany(
                 "UPDATE keys SET key_epoch = ?, wrapped = ? WHERE key_id = ?",
                 (
@@ -289,7 +289,7 @@ class Keyring:
                 ),
             )
         # Not before: as long as it wraps nothing, another may be put in its place.
-        self._wrapping_keys[key_epoch] = wrapping_key
+        self._wrapping_keys[key_epoch] = wrapping_key, new[1]
 
     # -- the recovery code ------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Keyring:
         key_epoch = self.key_epoch
         return pack(">I", key_epoch) + seal_to(
             self._secret(_RECOVERY_ROW),
-            self._wrapping_key(key_epoch),
+            self._wrapping_key(key_epoch)[0],
             self._bound(_RECOVERY_ROW, key_epoch),
             self._stamps.entropy(SEAL_TO_ENTROPY_BYTES),
         )
@@ -341,7 +341,7 @@ class Keyring:
 
     def _insert(self, secrets: list[tuple[str, bytes]]) -> None:
         key_epoch = self.key_epoch
-        wrapping_key = self._wrapping_key(key_epoch)
+        _, wrapping_key = self._wrapping_key(key_epoch)
         self._connection.executemany(
             "INSERT INTO keys (key_id, key_epoch, wrapped) VALUES (?, ?, ?)",
             [
@@ -364,13 +364,13 @@ class Keyring:
         row = self._row(key_id)
         if row is not None and row[0] not in self._wrapping_keys:
             if wrapping_key := self._vault.key(row[0]):
-                self._wrapping_keys = {row[0]: wrapping_key}
+                self._wrapping_keys = {row[0]: (wrapping_key, cipher_of(wrapping_key))}
             # A rotation may have ended between the two reads; the row is read once more after it.
             row = self._row(key_id)
         if row is None:
             return None
         key_epoch, wrapped = row
-        return unwrap(self._wrapping_key(key_epoch), wrapped, self._bound(key_id, key_epoch))
+        return unwrap(self._wrapping_key(key_epoch)[1], wrapped, self._bound(key_id, key_epoch))
 
     def _first(self, query: str, *values: str) -> tuple[Any, ...] | None:
         return next(iter(self._rows(query, *values)), None)
@@ -390,11 +390,11 @@ class Keyring:
             raise IntegrityFault("a row of the key file is damaged")
         return found
 
-    def _wrapping_key(self, key_epoch: int) -> bytes:
+    def _wrapping_key(self, key_epoch: int) -> tuple[bytes, Cipher]:
         if key_epoch not in self._wrapping_keys:
             if (wrapping_key := self._vault.key(key_epoch)) is None:
                 raise self._vault.missing(key_epoch)
-            self._wrapping_keys[key_epoch] = wrapping_key
+            self._wrapping_keys[key_epoch] = wrapping_key, cipher_of(wrapping_key)
         return self._wrapping_keys[key_epoch]
 
     def _bound(self, key_id: str, key_epoch: int) -> bytes:
