@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from memoranda.ledger.bundles import refuse_anothers, write_bundle
@@ -202,10 +202,8 @@ class Log:
 
     def index_key(self, key_id: str | None) -> tuple[str, bytes]:
         """The key of a search index by its id; a new one for None."""
-        if key_id is not None:
+        with self._lock.held() if key_id is None else nullcontext():
             return self._keyring.index_key(key_id)
-        with self._lock.held():
-            return self._keyring.index_key(None)
 
     def rotate_keys(self, keeping: Keeping | None = None) -> int:
         """Puts a new wrapping key in force and destroys the old one; the new key epoch.
@@ -367,6 +365,7 @@ class Log:
     def _write_anchor(self, *, by: int) -> None:
         # What was decided is durable without it; the next one comes soon enough.
         with suppress(OSError, StorageFault, RefusedError), self._recorder.reading() as snapshot:
+            self.place.refuse_unrestored()  # which has noted there what it is about to put
             # Of a space that ended, an anchor would stand in the way of the next one.
             is_due = self.anchor.is_behind(snapshot.head, by) and snapshot.goes_on
             if is_due and not is_forgotten_space(snapshot):

@@ -18,7 +18,7 @@ from memoranda.ledger.bundles import FILE_NAME, read_bundle
 from memoranda.ledger.errors import Refused, RefusedError
 from memoranda.ledger.events import ForgetCompleted, MessageForgotten, SpaceForgotten
 from memoranda.ledger.locks import flocked
-from memoranda.ledger.restoring import Asked
+from memoranda.ledger.restoring import Asked, Restoring
 from memoranda.ledger.vaults import KeptKey
 from memoranda.ledger.witness import Journal
 from memoranda.tools.cli_backup import _restore_page
@@ -309,7 +309,7 @@ def test_a_restore_that_has_no_room_for_its_key_epoch_serves_nothing_until_it_ha
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM keys").fetchone()
         assert restored(folder, away, force=True).kept_key  # the slots hold both keys from here on
-        with pytest.raises(KeptKey, match="is held"):
+        with pytest.raises(KeptKey, match=r"is held.* in place and not served"):
             restored(folder, away, force=True)
         with pytest.raises(RefusedError, match="run `memoranda restore` again"):
             opened()
@@ -319,6 +319,27 @@ def test_a_restore_that_has_no_room_for_its_key_epoch_serves_nothing_until_it_ha
     with opened() as memory:
         assert facts(memory) == [FACT]
         assert memory.remember(OTHER).position
+
+
+def test_who_closes_just_before_a_restore_puts_its_log_moves_no_anchor_of_it(
+    opened, folder, away, restored, monkeypatch
+):
+    memory, replayed = opened(), Restoring._replayed
+    memory.remember(FACT)
+    memory.backup(away)
+    memory.remember(OTHER)
+
+    def then_closed(*given: object) -> object:
+        answer = replayed(*given)
+        memory.close()
+        return answer
+
+    monkeypatch.setattr(Restoring, "_replayed", then_closed)
+    report = restored(folder, away, force=True)
+
+    assert (report.findings, report.is_served) == ((), True)
+    with opened() as again:
+        assert facts(again) == [FACT]
 
 
 def test_a_copy_whose_head_row_tells_another_key_epoch_makes_no_restore_rotate_to_it(

@@ -74,5 +74,7 @@ def _rotated(memory: Memory, key_epoch: int) -> tuple[int, str | None]:
                 return new, None
         except KeptKey as fault:
             if fault.key_epoch <= key_epoch:
-                raise  # one of before was kept already, and there is no room for the next
+                # One of before was kept already, and there is no room for the next.
+                message = f"{fault}; the backup is in place and not served, until it is gone and"
+                raise KeptKey(f"{message} `memoranda restore` has run again") from fault
             return fault.key_epoch, str(fault)
